@@ -13,10 +13,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// BenchmarkSelect chooses among 256 workers, half of which hold 64 blocks of the prompt's 512, with 10,000 requests
-// under way, and books: all but the index, whose answer is given. Half of the requests under way are being prefilled,
-// and some of each worker have ended, so that workers have rates of their own. Workers that hold a part of the prompt
-// have a full device memory, so that they have eviction costs.
+// BenchmarkSelect chooses among 256 workers and books, with a given answer of the index. Half of the workers hold 64
+// blocks of the prompt's 512, and 10,000 requests are under way. Half of the requests are in prefill, and every worker
+// has ended some, so that workers have measured rates. Workers with a part of the prompt have a full device memory, and
+// so eviction costs.
 func BenchmarkSelect(b *testing.B) {
 	for _, policy := range []string{"kvatlas", "dynamo"} {
 		b.Run(policy, func(b *testing.B) { benchmarkSelect(b, policy) })

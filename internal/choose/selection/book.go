@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Book books a request on the worker that it names, or on the one that was chosen for its id.
+// Book books a request on a named worker, or books the kept choice for the request's id.
 func (s *Service) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, error) {
 	if r.Worker == "" {
 		return s.bookPending(ctx, r)
@@ -44,9 +44,9 @@ func (s *Service) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, e
 	return booked(r, b), s.book(ctx, r.Model, &chosen{booking: b, session: r.SessionID})
 }
 
-// bookPending books what was chosen for an id. A choice is used once; a booking that fails keeps it.
+// bookPending books the kept choice for an id. A choice is used once; a failed booking keeps the choice.
 func (s *Service) bookPending(ctx context.Context, r *api.BookRequest) (*api.Booking, error) {
-	c, ok := s.pending.take(r.Model, r.RequestID)
+	c, ok := s.pending.claim(r.Model, r.RequestID)
 	if !ok {
 		return nil, api.Errorf(api.CodeUnknownRequest,
 			"there is no choice for request %.64q of %q: it has expired, was used, or was never made", r.RequestID, r.Model)
@@ -62,13 +62,13 @@ func booked(r *api.BookRequest, b load.Booking) *api.Booking {
 	return &api.Booking{Model: r.Model, RequestID: b.ID, Worker: b.Rank.Instance, Rank: b.Rank.Rank}
 }
 
-// PrefillComplete says that a request's first output token has come.
+// PrefillComplete reports the first output token of a request.
 func (s *Service) PrefillComplete(ctx context.Context, r *api.RequestRef) error {
 	defer s.freePrefill(ctx, r)
 	return notBooked(s.cfg.Loads.PrefillComplete(ctx, table(r.Model), r.RequestID))
 }
 
-// OutputBlock says that a request has filled another block with output.
+// OutputBlock reports a further whole block of output of a request.
 func (s *Service) OutputBlock(ctx context.Context, r *api.RequestRef) error {
 	fraction := -1.0
 	if r.DecayFraction != nil {
@@ -77,13 +77,13 @@ func (s *Service) OutputBlock(ctx context.Context, r *api.RequestRef) error {
 	return notBooked(s.cfg.Loads.OutputBlock(ctx, table(r.Model), r.RequestID, fraction))
 }
 
-// Free says that a request has ended.
+// Free reports the end of a request.
 func (s *Service) Free(ctx context.Context, r *api.RequestRef) error {
 	defer s.freePrefill(ctx, r)
 	return notBooked(s.cfg.Loads.Free(ctx, table(r.Model), r.RequestID))
 }
 
-// Loads lists what registered ranks have to do, of one model or of all that have requests under way.
+// Loads returns the outstanding work of registered ranks, of one model or of all models with requests under way.
 func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, error) {
 	models := []string{r.Model}
 	if r.Model == "" {
@@ -101,7 +101,7 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 			return nil, err
 		}
 		if err != nil {
-			continue // its workers have gone
+			continue // without workers now
 		}
 		m := api.ModelLoads{Model: model, Ranks: []api.RankLoad{}}
 		x := s.scratches.Get().(*scratch)
@@ -135,8 +135,8 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 	return list, nil
 }
 
-// PotentialLoads lists what each registered rank would have to do with a prompt beside what it has, by the estimates of
-// the policy dynamo.
+// PotentialLoads returns the outstanding work of each registered rank with a further prompt, by the estimates of the
+// policy dynamo.
 func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (*api.PotentialList, error) {
 	of, err := s.candidates(r.Model, r.BlockSize)
 	if err != nil {
@@ -174,7 +174,7 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	return list, nil
 }
 
-// notBooked is an error of the load table as clients get it; nil stays nil.
+// notBooked converts an error of the load table for clients; nil stays nil.
 func notBooked(err error) error {
 	if err == nil {
 		return nil
@@ -193,7 +193,7 @@ func notBooked(err error) error {
 	return api.Errorf(code, "%v", err)
 }
 
-// refused is a refusal of pkg/routing as clients get it.
+// refused converts a refusal of pkg/routing for clients.
 func refused(err error) *api.Error {
 	var r *routing.Refusal
 	if !errors.As(err, &r) {

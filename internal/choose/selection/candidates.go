@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// candidates are a pool's ranks as pkg/routing wants them. They do not change.
+// candidates are a pool's ranks in the form of pkg/routing. They are immutable.
 type candidates struct {
 	pool      *registry.Pool
 	blockSize uint32
@@ -23,27 +23,26 @@ type candidates struct {
 
 	memories memories
 
-	numbers atomic.Pointer[[]atomic.Pointer[place]] // by api.Overlap.Number; nil: not known
+	numbers atomic.Pointer[[]atomic.Pointer[place]] // by api.Overlap.Number; nil: unknown
 	rows    atomic.Pointer[rowMap]                  // as of the last choice
 	foreign atomic.Pointer[rowMap]                  // the same for the table of foreign requests
 }
 
-// place is where a rank is in a list of candidates. Its name is the index's own string, not the registration's: to
-// compare one with itself is quick.
+// place is a rank's index in a list of candidates. The worker name is the index's own string instead of the
+// registration's, because a comparison of a string with itself is fast.
 type place struct {
 	rank events.RankKey
 	at   int
 }
 
-// rowMap is where the rows of a load table are among candidates, -1 if they are not: it changes with the table's
-// generation only.
+// rowMap maps the rows of a load table to candidates; -1: no candidate. It changes only with the table's generation.
 type rowMap struct {
 	table      *load.Table
 	generation uint64
 	at         []int32
 }
 
-// rowsOf is the map of a table's rows; last has the map of the last choice.
+// rowsOf returns the map of a table's rows. last has the map of the last choice.
 func (of *candidates) rowsOf(t *load.Table, last *atomic.Pointer[rowMap]) []int32 {
 	m := last.Load()
 	if m == nil || m.table != t || m.generation != t.Generation() {
@@ -60,7 +59,7 @@ func (of *candidates) rowsOf(t *load.Table, last *atomic.Pointer[rowMap]) []int3
 	return m.at
 }
 
-// place is where an answer's rank is in the list; false if it is not registered. Numbers are only hints.
+// place returns the list index of an answer's rank; false if the rank is not registered. Numbers are only hints.
 func (of *candidates) place(o *api.Overlap) (int, bool) {
 	numbers := of.numbers.Load()
 	if numbers != nil && o.Number < uint32(len(*numbers)) {
@@ -90,8 +89,8 @@ func (of *candidates) place(o *api.Overlap) (int, bool) {
 // maxNumber bounds the memory of places.
 const maxNumber = 1 << 20
 
-// candidates are those of a model, whose block size is checked if one is given. They are made anew when the pool has
-// changed.
+// candidates returns the candidates of a model. A given block size is checked. The candidates are recreated when the
+// pool has changed.
 func (s *Service) candidates(model string, blockSize uint32) (*candidates, error) {
 	pool := s.cfg.Pool(model)
 	known, _ := s.pools.Load(model)
@@ -122,7 +121,7 @@ func (s *Service) candidates(model string, blockSize uint32) (*candidates, error
 	return of, nil
 }
 
-// newCandidates makes the candidates of a pool. Their block size is 0 if it is not the same everywhere.
+// newCandidates returns the candidates of a pool. The block size is 0 if ranks differ in it.
 func newCandidates(pool *registry.Pool) *candidates {
 	of := &candidates{pool: pool, ranks: pool.Ranks, blockSize: pool.Ranks[0].BlockSize, at: map[events.RankKey]int{}}
 	var worker *routing.Worker
@@ -142,7 +141,7 @@ func newCandidates(pool *registry.Pool) *candidates {
 	return of
 }
 
-// withBlockSize is the part of the candidates that has blocks of this size.
+// withBlockSize returns the candidates with this block size.
 func (of *candidates) withBlockSize(blockSize uint32) *candidates {
 	return newCandidates(&registry.Pool{Model: of.pool.Model,
 		Ranks: slices.DeleteFunc(slices.Clone(of.pool.Ranks), func(r registry.PoolRank) bool {
@@ -167,12 +166,12 @@ func newWorker(r *registry.PoolRank) *routing.Worker {
 		TotalKVBlocks: r.Record.TotalKVBlocks, MaxNumBatchedTokens: r.Record.MaxBatchedTokens,
 	}
 	if w.State == routing.Schedulable {
-		w.State = routing.Schedulable // the same bytes: each choice compares them
+		w.State = routing.Schedulable // the same bytes: every choice compares them
 	}
 	return w
 }
 
-// taints are those of a record, and a worker's topology as Dynamo makes taints of it.
+// taints returns the taints of a record, with taints for the worker's topology in Dynamo's form.
 func taints(r *api.WorkerRecord) []string {
 	list := r.Taints
 	for domain, value := range r.TopologyDomains {
@@ -181,7 +180,7 @@ func taints(r *api.WorkerRecord) []string {
 	return list
 }
 
-// selection is a choice as clients get it.
+// selection converts a choice for clients.
 func (of *candidates) selection(
 	r *api.SelectRequest, a *api.Answer, selector *routing.Selector, choice *routing.Choice,
 ) *api.Selection {

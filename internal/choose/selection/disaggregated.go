@@ -11,15 +11,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// A disaggregated request has a decode worker, which is chosen first and by its load alone, and a prefill worker, which
-// is chosen by the cost of the whole request, near the decode worker if a topology domain says what is near. The decode
-// worker's part is booked under the request's id, the prefill worker's under [api.PrefillID].
+// A disaggregated request has a decode worker and a prefill worker. The decode worker is chosen first, by its load
+// alone. The prefill worker is chosen by the cost of the whole request, near the decode worker if a topology domain is
+// configured. The decode part is booked under the request's id, the prefill part under [api.PrefillID].
 
-// chooseBoth chooses a decode worker and a prefill worker, or says why the decode worker computes the prompt itself.
+// chooseBoth chooses a decode worker and a prefill worker, or returns the reason that the decode worker computes the
+// prompt.
 func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 	d := a.selector.Config().Disaggregation
 	own, isl, credit, no := x.request, x.request.ISL, 0.0, false
-	defer func(seq []events.SeqHash) { x.request, x.seq = own, seq }(x.seq) // so that it can be chosen for again
+	defer func(seq []events.SeqHash) { x.request, x.seq = own, seq }(x.seq) // restores x for a repeated choice
 	track := a.selector.Config().With(&own.Overrides).RouterTrackPrefillTokens
 	x.request.Role = routing.Decode
 	o := &x.request.Overrides
@@ -35,7 +36,7 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 	why := &api.Disaggregation{NetNewTokens: net, Reason: "no bypass is set"}
 	c.out.Disaggregation = why
 	busy := d.DecodeBusy(decode.Worker, c.out.PotentialDecodeBlocks)
-	// bypassed notes why there is to be no prefill worker, and reports whether the decode worker can do without.
+	// bypassed records the reason to use no prefill worker. It returns false if the decode worker is too busy.
 	bypassed := func(reason string) bool {
 		why.Reason, why.Bypass = reason, !busy
 		if busy {
@@ -60,7 +61,7 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 	p, err := s.choose(a, x)
 	if err != nil {
 		full := d.ByLoad() && api.AsError(err).Code == api.CodeOverloaded
-		if full && bypassed("all prefill workers that may be chosen are overloaded") {
+		if full && bypassed("all eligible prefill workers are overloaded") {
 			return c, nil
 		}
 		return c, pool("prefill", err)
@@ -84,17 +85,17 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 	return c, nil
 }
 
-// candidate is what was chosen, apart from the request.
+// candidate returns the chosen rank, independent of the request.
 func (of *candidates) candidate(c *chosen) *routing.Candidate { return &of.list[of.at[c.booking.Rank]] }
 
-// pool says in which pool a choice failed.
+// pool adds the name of the pool to the error of a choice.
 func pool(name string, err error) error {
 	e := *api.AsError(err)
 	e.Message = name + " worker: " + e.Message
 	return &e
 }
 
-// nearPrefill lists the taints near which there is a prefill worker that may be chosen.
+// nearPrefill returns the taints of eligible prefill workers.
 func nearPrefill(d *routing.Disaggregation, of *candidates, r *routing.Request) []string {
 	near := []string{}
 	for i := range of.list {
@@ -112,7 +113,7 @@ func nearPrefill(d *routing.Disaggregation, of *candidates, r *routing.Request) 
 	return near
 }
 
-// busyOrNot says of a choice what thresholds say of its worker, and its load if the choice is advisory.
+// busyOrNot sets the results of the thresholds for the chosen worker, and its load in an advisory choice.
 func busyOrNot(a *asked, c *routing.Candidate, out *api.Selection) {
 	d := a.selector.Config().Disaggregation
 	if d != nil && d.DecodeBusyThreshold != nil {
@@ -130,8 +131,8 @@ func busyOrNot(a *asked, c *routing.Candidate, out *api.Selection) {
 	}
 }
 
-// book books both parts of a choice, and binds its session, or does nothing. The prefill worker's is first, so that who
-// hears of the other has heard of it.
+// book books both parts of a choice and binds the session, or changes nothing. The prefill part is booked first, so
+// that a node with the other part has it too.
 func (s *Service) book(ctx context.Context, model string, c *chosen) error {
 	if c.prefill.ID != "" {
 		if err := s.cfg.Loads.Book(ctx, table(model), c.prefill); err != nil {
@@ -152,7 +153,7 @@ func (s *Service) book(ctx context.Context, model string, c *chosen) error {
 	return err
 }
 
-// freePrefill ends the part of a request that is booked on a prefill worker, if there is one.
+// freePrefill ends the part of a request on a prefill worker, if there is one.
 func (s *Service) freePrefill(ctx context.Context, r *api.RequestRef) {
 	id, has := api.PrefillID(r.RequestID), false
 	s.cfg.Loads.Read(table(r.Model), func(t *load.Table) { has = t.Has(id) })

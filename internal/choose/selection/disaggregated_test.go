@@ -26,7 +26,7 @@ func (f *fleet) configured(t testing.TB, change func(*routing.Config)) {
 	f.service = service
 }
 
-// record changes what is registered of worker i.
+// record changes the registration of worker i.
 func (f *fleet) record(i int, change func(*api.WorkerRecord)) {
 	record := *f.pool.Ranks[i].Record
 	change(&record)
@@ -45,13 +45,13 @@ func inZone(role api.Role, zone string) func(*api.WorkerRecord) {
 	}
 }
 
-// TestDisaggregated sends a prompt to a decode and a prefill worker: each is booked for its part, both are freed.
+// TestDisaggregated sends a prompt to a decode and a prefill worker: each has its booking, and both are freed.
 func TestDisaggregated(t *testing.T) {
 	f := newFleet(t, 4, 1) // w00 and w01 decode, w02 and w03 prefill
 	for i, zone := range []string{"a", "b", "a", "b"} {
 		f.record(i, inZone([]api.Role{api.RoleDecode, api.RolePrefill}[i/2], zone))
 	}
-	f.holds[f.pool.Ranks[0].RankKey] = [4]uint32{5, 0, 0, 0} // which does not attract decode
+	f.holds[f.pool.Ranks[0].RankKey] = [4]uint32{5, 0, 0, 0} // no attraction for decode
 	f.holds[f.pool.Ranks[3].RankKey] = [4]uint32{4, 0, 0, 0}
 	busy := load.Booking{ID: "busy", Rank: f.pool.Ranks[0].RankKey, Hashes: make([]events.SeqHash, 9), NoReuse: true}
 	if err := f.loads.Book(t.Context(), table("m"), busy); err != nil {
@@ -92,7 +92,7 @@ func TestDisaggregated(t *testing.T) {
 	}
 	loads(api.RankLoad{Worker: "w01"}, idle, none)
 
-	// Chosen first, and booked by the id alone; freed before its prefill was complete.
+	// Chosen first, and booked by id; freed before the prefill was complete.
 	r.Book = false
 	if _, err := f.service.Select(t.Context(), r); err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestDisaggregated(t *testing.T) {
 	}
 	loads(api.RankLoad{Worker: "w01"}, idle, none)
 
-	// Without a prefill worker there is no choice, and it is said which pool is empty.
+	// Without a prefill worker there is no choice, and the error has the empty pool.
 	r.RequestID = "r3"
 	r.Workers = []events.WorkerID{"w00", "w01"}
 	if _, err := f.service.Select(t.Context(), r); code(err) != api.CodeNoWorkers ||
@@ -127,7 +127,7 @@ func TestDisaggregated(t *testing.T) {
 	}
 }
 
-// TestPrefillPoolCountsNoBlocks: a request that is chosen for the prefill pool alone leaves tokens there, not blocks.
+// TestPrefillPoolCountsNoBlocks: a request for the prefill pool alone adds tokens there, not blocks.
 func TestPrefillPoolCountsNoBlocks(t *testing.T) {
 	f := newFleet(t, 1, 1)
 	f.record(0, func(r *api.WorkerRecord) { r.Role, r.MaxBatchedTokens = api.RolePrefill, 4096 })
@@ -144,7 +144,7 @@ func TestPrefillPoolCountsNoBlocks(t *testing.T) {
 	}
 }
 
-// TestDisaggregatedAgainstTheRules compares random choices with what follows from index, loads and rules by hand.
+// TestDisaggregatedAgainstTheRules compares random choices with a calculation from index, loads and rules.
 func TestDisaggregatedAgainstTheRules(t *testing.T) {
 	rng := rand.New(rand.NewPCG(17, 6))
 	chance := func(n int) bool { return rng.IntN(n) == 0 }
@@ -269,7 +269,7 @@ func TestDisaggregatedAgainstTheRules(t *testing.T) {
 			potential > *d.DecodeBusyThreshold*float64(record.TotalKVBlocks)
 		short := d.Bypass != "" && d.Bypass != routing.BypassPrefillLoad && net < tokensBound && net/float64(n) < ratioBound
 		costs := prefillCosts(zone)
-		loaded, free := false, false // of those that cost least, there is one that is busy, and one that is not
+		loaded, free := false, false // among the cheapest, there is a busy one and a free one
 		for i := 1; i < 6; i += 2 {
 			record, has, _, _ := at(i)
 			if c, is := costs[has.Worker]; !is || c > least(costs)+1e-9 {
@@ -332,7 +332,7 @@ func TestDisaggregatedAgainstTheRules(t *testing.T) {
 	}
 }
 
-// TestOverloadedPrefillPool is bypassed where load decides, and refused elsewhere.
+// TestOverloadedPrefillPool: an overloaded pool is bypassed in the modes by load, and refused otherwise.
 func TestOverloadedPrefillPool(t *testing.T) {
 	for mode, want := range map[routing.BypassMode]api.Code{
 		routing.BypassNever: api.CodeOverloaded, routing.BypassPrefillLoad: "",

@@ -12,11 +12,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// TestSelectByEndpoint limits choices to addresses: the choice is as if their ranks were all that there are, and an
-// address that nobody has is named, also where nobody is left.
+// TestSelectByEndpoint limits choices to addresses. The choice equals a choice without other ranks. Unknown addresses
+// are reported, also without any remaining rank.
 func TestSelectByEndpoint(t *testing.T) {
 	f := newFleet(t, 6, 2)
-	record := *f.pool.Ranks[3].Record // rank 1 of w01 has an address of its own
+	record := *f.pool.Ranks[3].Record // rank 1 of w01 has a separate address
 	record.Endpoint = "http://w01-1"
 	f.pool.Ranks[3].Record = &record
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -72,7 +72,7 @@ func TestSelectByEndpoint(t *testing.T) {
 	}
 	for _, q := range f.asked {
 		if q.Endpoints != nil {
-			t.Fatal("the index is asked by address")
+			t.Fatal("the index receives addresses")
 		}
 	}
 

@@ -5,12 +5,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Engines calls read with what tells of ranks how full their engines have said that they are, or not at all if none has
-// said anything. What it is called with must not be used afterwards.
+// Engines calls read with a function that returns the reported memory of a rank. It does not call read without reports.
+// The function is valid only during the call.
 type Engines func(read func(use func(events.RankKey) load.EngineUse))
 
-// reported writes into the candidates how full their engines have said that they are. That enters no cost, so it is
-// left out where nobody reads it.
+// reported writes the engines' reported memory into the candidates. No cost depends on it, so it is omitted without a
+// reader.
 func (s *Service) reported(x *scratch, of *candidates) {
 	c := &s.cfg.Routing
 	judged := c.ActiveDecodeBlocksThreshold != nil || c.ActivePrefillTokensThreshold != nil ||

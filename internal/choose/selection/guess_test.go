@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// withGuesses has a fleet's bookings make guesses.
+// withGuesses lets a fleet's bookings make guesses.
 func (f *fleet) withGuesses(t testing.TB, settings guess.Settings) {
 	pool := func(string) *registry.Pool { return f.pool }
 	g, err := guess.New(guess.Config{Settings: settings, Pool: pool})
@@ -24,8 +24,8 @@ func (f *fleet) withGuesses(t testing.TB, settings guess.Settings) {
 	f.service.cfg.Loads, f.service.cfg.Guesses = f.loads, g
 }
 
-// TestSelectGuesses sends prompts to a fleet without events, and to one with: what was sent to a worker counts as held
-// where nothing says otherwise, beside what is confirmed.
+// TestSelectGuesses sends prompts to a fleet without events, and to one with events: blocks sent to a worker count as
+// held unless events contradict, beside confirmed blocks.
 func TestSelectGuesses(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	f.pool.Ranks[0].Record.Events = api.EventsNone
@@ -51,7 +51,7 @@ func TestSelectGuesses(t *testing.T) {
 	if s := serve("r1", "w00", 40); s.Guessed != 0 || s.CachedTokens != 0 {
 		t.Errorf("nothing was sent before: %+v", s)
 	}
-	serve("r2", "w01", 40) // it has events, and no prediction is set
+	serve("r2", "w01", 40) // it has events, without predictions
 	s := serve("r3", "", 42)
 	if s.Worker != "w00" || s.Device != 0 || s.Guessed != 10 || s.CachedTokens != 40 || s.Cost != 42.0/4-10+10 {
 		t.Errorf("%+v", s)
@@ -65,7 +65,7 @@ func TestSelectGuesses(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 
-	// The larger device depth counts; what the guess covers counts once.
+	// The greater device depth counts. Blocks covered by the guess count once.
 	f.withGuesses(t, guess.Settings{PredictTTL: time.Minute})
 	f.holds[events.RankKey{Instance: "w01"}] = [4]uint32{2, 5, 1, 1}
 	serve("r5", "w01", 20)
@@ -86,7 +86,7 @@ func TestSelectGuesses(t *testing.T) {
 		t.Errorf("events confirm more than is guessed: %+v, %v", s, err)
 	}
 
-	// A registration that ends takes its guesses along.
+	// The end of a registration ends its guesses.
 	gone := f.pool
 	f.pool = &registry.Pool{Model: "m", Ranks: gone.Ranks[:1]}
 	serve("r6", "w00", 4)
@@ -97,8 +97,8 @@ func TestSelectGuesses(t *testing.T) {
 	}
 }
 
-// BenchmarkSelectGuesses is BenchmarkSelect with guesses: each worker was sent 20 prompts of 512 blocks, of which the
-// first 64 are common, and a fifth of them also the prompt itself, up to some block.
+// BenchmarkSelectGuesses is BenchmarkSelect with guesses: every worker received 20 prompts of 512 blocks with 64 common
+// blocks, and a fifth of the workers also received a part of the prompt.
 func BenchmarkSelectGuesses(b *testing.B) {
 	const workers, blocks = 256, 512
 	for _, on := range []bool{false, true} {

@@ -11,18 +11,18 @@ import (
 )
 
 // memories are the device memories of candidates, for the eviction cost of the policy kvatlas. Answers of the index
-// have the figures of ranks that hold a part of the prompt, also of ranks in partitions of other nodes. These figures
-// count until newer ones arrive. Every eighth choice updates them, unless another one does so at the same time.
+// have the figures of ranks with a part of the prompt, also in partitions of other nodes. The figures are valid until
+// newer ones arrive. Every eighth choice updates them, unless another choice does so at the same time.
 type memories struct {
 	choices atomic.Uint64
-	shown   atomic.Pointer[[]*routing.Memory] // of candidates.list; nil: no rank has evicted anything
+	shown   atomic.Pointer[[]*routing.Memory] // of candidates.list; nil: no rank has evicted a block
 
 	mu    sync.Mutex
 	ranks []rankMemory  // of candidates.list
-	due   time.Duration // when shown is to be replaced, by the clock of loads
+	due   time.Duration // time of the next update of shown, by the clock of loads
 }
 
-// rankMemory is what answers have shown of one rank.
+// rankMemory has the figures of a rank from answers.
 type rankMemory struct {
 	held, full uint32
 	tiered     bool
@@ -30,11 +30,11 @@ type rankMemory struct {
 }
 
 const (
-	memoryChoices = 8           // of so many choices one updates the figures
-	memoryLife    = time.Second // of the memories that choices read
+	memoryChoices = 8           // one of this number of choices updates the figures
+	memoryLife    = time.Second // lifetime of the shown memories
 )
 
-// carry copies the figures of candidates that were there before.
+// carry copies the figures of earlier candidates.
 func (of *candidates) carry(before *candidates) {
 	of.memories.ranks = make([]rankMemory, len(of.list))
 	if before == nil {
@@ -49,7 +49,7 @@ func (of *candidates) carry(before *candidates) {
 	}
 }
 
-// observe updates the figures from an answer. list has the candidates with what the answer says that they hold.
+// observe updates the figures from an answer. list has the candidates with the depths of the answer.
 func (of *candidates) observe(a *api.Answer, list []routing.Candidate) {
 	m := &of.memories
 	if m.choices.Add(1)%memoryChoices != 1 || !m.mu.TryLock() {
@@ -57,7 +57,7 @@ func (of *candidates) observe(a *api.Answer, list []routing.Candidate) {
 	}
 	defer m.mu.Unlock()
 	if len(m.ranks) == 0 {
-		return // candidates of one request
+		return // candidates of a single request
 	}
 	for i := range a.Workers {
 		o := &a.Workers[i]
@@ -69,7 +69,8 @@ func (of *candidates) observe(a *api.Answer, list []routing.Candidate) {
 	routing.Longest(list, func(i int, alone bool) { m.ranks[i].unique.Longest(alone) })
 }
 
-// remember writes the memories of candidates into list, whose rates are set. It calculates them once in memoryLife.
+// remember writes the memories of candidates into list. The rates in list must be set. The memories are calculated once
+// in memoryLife.
 func (of *candidates) remember(t *load.Table, now time.Duration, list []routing.Candidate) {
 	m := &of.memories
 	if m.mu.TryLock() {
@@ -86,7 +87,7 @@ func (of *candidates) remember(t *load.Table, now time.Duration, list []routing.
 	}
 }
 
-// calculate returns the memories of candidates whose rates are set; nil if no rank has evicted anything.
+// calculate returns the memories of candidates with their rates; nil if no rank has evicted a block.
 func (of *candidates) calculate(t *load.Table, list []routing.Candidate) *[]*routing.Memory {
 	shown, some := make([]*routing.Memory, len(list)), false
 	for i := range list {

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// TestEvictionCost has a worker compute prompts again and again, while answers of the index report its device memory as
+// TestEvictionCost lets a worker compute prompts repeatedly, while answers of the index report its device memory as
 // full. The explanation of a new prompt then has an eviction cost for this worker alone, also after a change of the
-// registrations. An answer of an older node, without the two figures, gives none.
+// registrations. An answer of an older node, without the two figures, has no such cost.
 func TestEvictionCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, 1)
@@ -22,7 +22,7 @@ func TestEvictionCost(t *testing.T) {
 		f.service.cfg.Find = func(_ context.Context, q *api.Query) (*api.Answer, error) {
 			return &api.Answer{Model: "m", BlockSize: block, Complete: true, Workers: []api.Overlap{
 				{Instance: "w00", Device: 1, Held: full, Full: full},
-				{Instance: "w01", Device: 1, Held: 10}}}, nil // it has not evicted anything
+				{Instance: "w01", Device: 1, Held: 10}}}, nil // it has not evicted a block
 		}
 		ask := func() (evict [2]float64, memory *routing.Memory) {
 			r := request("", 400)

@@ -10,10 +10,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// PendingLimits bound the choices that are kept for a booking by their id alone, as Dynamo's selection service has it.
+// PendingLimits bound the choices that are kept for a booking by id, as in Dynamo's selection service.
 type PendingLimits struct {
 	Life    time.Duration // default 120 s
-	Entries int           // default 4,096; the oldest go first
+	Entries int           // default 4,096; the oldest are dropped first
 	Bytes   int           // default 256 MiB
 }
 
@@ -40,7 +40,7 @@ func (c *pendingChoice) bytes() int {
 	return 384 + len(c.booking.ID) + len(c.prefill.ID) + len(c.session) + 8*len(c.booking.Hashes)
 }
 
-// pending are choices that wait for their booking.
+// pending has choices that wait for their booking.
 type pending struct {
 	limits PendingLimits
 	now    func() time.Time
@@ -57,7 +57,7 @@ func newPending(limits PendingLimits) *pending {
 	return p
 }
 
-// add keeps a choice in place of the one before for its id. It copies the hashes.
+// add keeps a choice in place of an earlier one for its id. It copies the hashes.
 func (p *pending) add(model string, choice *chosen) {
 	c := &pendingChoice{chosen: *choice, expires: p.now().Add(p.limits.Life)}
 	c.out, c.booking.Hashes = nil, slices.Clone(c.booking.Hashes)
@@ -71,8 +71,8 @@ func (p *pending) add(model string, choice *chosen) {
 	}
 }
 
-// take returns what was chosen for an id, once.
-func (p *pending) take(model, id string) (chosen, bool) {
+// claim removes and returns the choice for an id.
+func (p *pending) claim(model, id string) (chosen, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := pendingKey{model, id}
@@ -84,7 +84,7 @@ func (p *pending) take(model, id string) (chosen, bool) {
 	return c.chosen, true
 }
 
-// Pending is where a request would be booked by its id alone, if a choice waits for that.
+// Pending returns the rank of the kept choice for an id, if there is one.
 func (s *Service) Pending(model, id string) (events.RankKey, bool) {
 	p := s.pending
 	p.mu.Lock()
@@ -96,10 +96,10 @@ func (s *Service) Pending(model, id string) (events.RankKey, bool) {
 	return c.chosen.booking.Rank, true
 }
 
-// DropPending forgets what was chosen for an id.
+// DropPending drops the kept choice for an id.
 func (s *Service) DropPending(model, id string) { s.pending.drop(model, id) }
 
-// drop forgets what was chosen for an id.
+// drop drops the kept choice for an id.
 func (p *pending) drop(model, id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// byPrompt is a fleet that recognises sessions by their prompts.
+// byPrompt is a fleet that recognises sessions by prompts.
 func byPrompt(t *testing.T, workers int, mode routing.AffinityMode) *fleet {
 	f := withSessions(t, workers, mode, 0)
 	f.configured(t, func(c *routing.Config) {
@@ -18,7 +18,7 @@ func byPrompt(t *testing.T, workers int, mode routing.AffinityMode) *fleet {
 	return f
 }
 
-// turn is a request of a conversation without an id: its own tokens come after some that all have.
+// turn is a request of a conversation without an id: its own tokens follow common ones.
 func turn(id string, conversation uint32, common, own int) *api.SelectRequest {
 	r := request(id, common)
 	for i := range own {
@@ -28,8 +28,8 @@ func turn(id string, conversation uint32, common, own int) *api.SelectRequest {
 	return r
 }
 
-// TestSessionByPrompt: a prompt that continues an earlier one goes to the same worker, though others are cheaper, and
-// the answer says why. One that only begins alike, or is of another tenant, does not.
+// TestSessionByPrompt: a prompt that continues an earlier one goes to the same worker, although others are cheaper, and
+// the answer has the reason. A prompt with only a common beginning, or of another tenant, does not.
 func TestSessionByPrompt(t *testing.T) {
 	for _, mode := range []routing.AffinityMode{routing.SoftAffinity, routing.HardAffinity} {
 		f := byPrompt(t, 3, mode)
@@ -53,10 +53,10 @@ func TestSessionByPrompt(t *testing.T) {
 			}
 		}
 		if len(where) != 3 || where[0] == where[1] || where[1] == where[2] || where[0] == where[2] {
-			t.Fatalf("%s: what is common to all binds them: %v", mode, where)
+			t.Fatalf("%s: the common part binds sessions: %v", mode, where)
 		}
 		for own := 40; own < 100; own += 20 {
-			s := send(turn("r", 0, 40, own)) // nothing is freed: the worker gets fuller and fuller
+			s := send(turn("r", 0, 40, own)) // without a free, the worker fills up
 			a := s.Explanation.Affinity
 			if s.Worker != where[0] || binding(s) != "kept" || a == nil || a.By != routing.AffinityByPrompt || !a.Decided ||
 				a.Worker != where[0] || a.Cheapest == nil {
@@ -82,7 +82,7 @@ func TestSessionByPrompt(t *testing.T) {
 	}
 }
 
-// TestPromptElsewhere: what must go elsewhere does in both modes, and the session follows.
+// TestPromptElsewhere: a forced move happens in both modes, and the session follows.
 func TestPromptElsewhere(t *testing.T) {
 	for _, mode := range []routing.AffinityMode{routing.SoftAffinity, routing.HardAffinity} {
 		for name, change := range map[string]func(f *fleet, r *api.SelectRequest){
@@ -116,7 +116,7 @@ func TestPromptElsewhere(t *testing.T) {
 	}
 }
 
-// TestPromptOfBookings: a choice that is booked later, and a booking that names its worker, bind the prompt too.
+// TestPromptOfBookings: a later booking of a choice, and a booking with a worker, bind the prompt too.
 func TestPromptOfBookings(t *testing.T) {
 	f := byPrompt(t, 3, routing.SoftAffinity)
 	chosen := turn("r0", 0, 8, 20)

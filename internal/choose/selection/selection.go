@@ -19,67 +19,66 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Loads are the tables of requests under way, by model. [load.Service] implements it.
+// Loads has the tables of requests under way, by model. [load.Service] implements it.
 type Loads interface {
 	Book(ctx context.Context, model load.Model, b load.Booking) error
 	PrefillComplete(ctx context.Context, model load.Model, id string) error
 	OutputBlock(ctx context.Context, model load.Model, id string, fraction float64) error
 	Free(ctx context.Context, model load.Model, id string) error
 
-	// Read calls read with the table of a model, if there is one, which must not be used afterwards.
+	// Read calls read with the table of a model, if there is one. The table is valid only during the call.
 	Read(model load.Model, read func(*load.Table)) bool
-	// ReadForeign calls read with the table of requests that routers of another make sent, if there are any.
+	// ReadForeign calls read with the table of requests of foreign routers, if there are any.
 	ReadForeign(model load.Model, read func(*load.Table))
-	Models() []load.Model // that have a table
+	Models() []load.Model // models with a table
 	Now() time.Duration   // of the tables' clock
 
-	// Watch has a value put into the channel, unless that is full, whenever a load may have changed.
+	// Watch sends a value to the channel, unless it is full, after every possible change of a load.
 	Watch(changed chan<- struct{})
 }
 
-// Guesses are what ranks are guessed to hold of a prompt: leading blocks, for each of the ranks. [guess.Service]
-// implements it.
+// Guesses returns guesses of the leading blocks of a prompt on ranks. [guess.Service] implements it.
 type Guesses interface {
 	Depths(model string, ranks []registry.PoolRank, seq []events.SeqHash, depths []uint32) (some bool)
 	Refute(model string, ranks []registry.PoolRank, seq []events.SeqHash, confirmed, depths []uint32)
 }
 
-// Config is what a service joins.
+// Config configures a Service.
 type Config struct {
 	Find  func(ctx context.Context, q *api.Query) (*api.Answer, error)
 	Pool  func(model string) *registry.Pool
 	Loads Loads
 
-	Engines Engines // how full engines say that they are; nil: they are not heard
+	Engines Engines // the engines' reports of used memory; nil: none
 
-	Sessions *affinity.Service // which worker has which session; nil: sessions are not kept together
+	Sessions *affinity.Service // the workers of sessions; nil: no session affinity
 
-	Guesses Guesses // what ranks are guessed to hold; nil: nothing is
+	Guesses Guesses // guesses of held blocks; nil: none
 
-	Policy  string         // of requests that name none; default [DefaultPolicy]
+	Policy  string         // default policy of requests; default [DefaultPolicy]
 	Routing routing.Config // of all policies
 
-	// Pending bounds the choices that are kept for a booking by their id alone.
+	// Pending bounds the choices that are kept for a booking by id.
 	Pending PendingLimits
 
-	// Stage is told how long each part of a selection, of this context, took; may be nil.
+	// Stage is called with the duration of each stage of a selection; nil disables it.
 	Stage func(ctx context.Context, stage string, took time.Duration)
 }
 
-// DefaultPolicy is the policy of requests that name none.
+// DefaultPolicy is the policy of requests without a policy.
 const DefaultPolicy = "kvatlas"
 
-// Service chooses and books. See the package's documentation.
+// Service chooses and books. See the package comment.
 type Service struct {
 	cfg       Config
 	selectors map[string]*routing.Selector
 	pending   *pending
 	pools     sync.Map     // model → *candidates
-	room      *waitingRoom // nil: nobody waits
+	room      *waitingRoom // nil: no request waits
 	scratches sync.Pool
 }
 
-// New returns a service. It fails if the configuration makes no sense.
+// New returns a service. It fails if the configuration is invalid.
 func New(cfg Config) (*Service, error) {
 	if cfg.Policy == "" {
 		cfg.Policy = DefaultPolicy
@@ -109,22 +108,22 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// scratch is what one selection needs for a while.
+// scratch has the reusable memory of a selection.
 type scratch struct {
 	rng     *rand.Rand
-	busy    *routing.Refusal // that all are; else nil
+	busy    *routing.Refusal // refusal because all ranks are busy; else nil
 	asked   asked
 	ctx     context.Context // of the selection
-	began   time.Time       // the stage that is timed
+	began   time.Time       // start of the present stage
 	request routing.Request
 	list    []routing.Candidate
 	depths  []int32 // by row of the load table
 	room    []api.Overlap
 	locals  []events.LocalHash
 	seq     []events.SeqHash
-	guessed []uint32 // leading blocks, by rank; empty: none of any
+	guessed []uint32 // guessed leading blocks, by rank; empty: none
 
-	confirmed []uint32 // device depths by the index, as guessed
+	confirmed []uint32 // device depths by the index, without guesses
 	routing   routing.Scratch
 }
 
@@ -137,7 +136,7 @@ const (
 	stageBook   = "book"
 )
 
-// Details is what a selection rests on.
+// Details has the inputs of a selection.
 type Details struct {
 	Chosen         routing.Candidate
 	Ranks          []routing.Candidate // of the chosen worker, Chosen among them
@@ -151,13 +150,13 @@ func (s *Service) lap(x *scratch, stage string) {
 	x.began = now
 }
 
-// Select chooses a worker for a prompt, and books the request there if it says so.
+// Select chooses a worker for a prompt, and books the request there if Book is set.
 func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
 	return s.SelectDetailed(ctx, r, nil)
 }
 
-// SelectDetailed is [Service.Select] that writes what the selection rests on into d, unless that is nil. The request
-// is not one for two pools; an advisory choice is kept like any other.
+// SelectDetailed is [Service.Select] and writes the inputs of the selection into d, unless d is nil. The request must
+// not be disaggregated. An advisory choice is kept like any other.
 func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *Details) (*api.Selection, error) {
 	selector := s.selectors[s.policy(r.Policy)]
 	if selector == nil {
@@ -193,7 +192,7 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	}
 	s.guess(x, of)
 	s.lap(x, stageMatch)
-	x.ask(r, of, answer, isl)
+	x.setRequest(r, of, answer, isl)
 	x.request.AffinityBy = by
 	s.follow(r, x)
 	a := &x.asked
@@ -216,7 +215,7 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	return c.out, nil
 }
 
-// decide chooses the worker of a request, or both of them. If all are busy, x.busy says so.
+// decide chooses the worker of a request, or both workers. It sets x.busy if all ranks are busy.
 func (s *Service) decide(a *asked, x *scratch) (chosen, error) {
 	x.busy = nil
 	if a.r.Disaggregated {
@@ -225,7 +224,7 @@ func (s *Service) decide(a *asked, x *scratch) (chosen, error) {
 	return s.choose(a, x)
 }
 
-// settle books a choice, or keeps it, as the request says.
+// settle books a choice, or keeps it, by the request.
 func (s *Service) settle(ctx context.Context, r *api.SelectRequest, c *chosen) error {
 	if r.RequestID == "" || r.Advisory && !c.detailed {
 		return nil
@@ -241,7 +240,7 @@ func (s *Service) settle(ctx context.Context, r *api.SelectRequest, c *chosen) e
 	return err
 }
 
-// asked is one request for a choice, and what the index has answered.
+// asked is a request for a choice with the answer of the index.
 type asked struct {
 	r        *api.SelectRequest
 	selector *routing.Selector
@@ -251,7 +250,7 @@ type asked struct {
 	details  *Details
 }
 
-// unknown are the endpoints of the request that no candidate is registered with.
+// unknown returns the endpoints of the request without a registered candidate.
 func (a *asked) unknown() []string {
 	if a.r.Endpoints == nil {
 		return nil
@@ -260,7 +259,7 @@ func (a *asked) unknown() []string {
 	return unknown
 }
 
-// refused is a refusal of pkg/routing as the client gets it.
+// refused converts a refusal of pkg/routing for the client.
 func (a *asked) refused(err error) error {
 	e := refused(err)
 	if unknown := a.unknown(); len(unknown) > 0 {
@@ -269,18 +268,18 @@ func (a *asked) refused(err error) error {
 	return e
 }
 
-// chosen is a choice, and what its booking is. The booking's hashes are the scratch's.
+// chosen is a choice with its booking. The booking's hashes belong to the scratch.
 type chosen struct {
 	out      *api.Selection
 	booking  load.Booking
-	eligible int          // ranks that the request might go to
+	eligible int          // eligible ranks
 	detailed bool         // of SelectDetailed
-	prefill  load.Booking // of a disaggregated request on its prefill worker; without an ID there is none
+	prefill  load.Booking // booking of a disaggregated request on the prefill worker; no ID: none
 	session  string       // of the request; empty: none
 }
 
-// ask makes the request of routing.
-func (x *scratch) ask(r *api.SelectRequest, of *candidates, answer *api.Answer, isl uint64) {
+// setRequest creates the request for pkg/routing.
+func (x *scratch) setRequest(r *api.SelectRequest, of *candidates, answer *api.Answer, isl uint64) {
 	x.request = routing.Request{
 		ISL: isl, BlockSize: of.blockSize, ExpectedOutputTokens: r.ExpectedOutputTokens,
 		Role: r.Role, LoRA: r.LoRA, Pin: r.Pinned, Affinity: r.Affinity, Allowed: r.Workers,
@@ -296,10 +295,10 @@ func (x *scratch) ask(r *api.SelectRequest, of *candidates, answer *api.Answer, 
 	}
 }
 
-// choose chooses by x.request. Blocks of requests are not counted in a prefill pool.
+// choose chooses a worker for x.request. In a prefill pool, blocks of requests are not counted.
 func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	if x.request.Role == routing.Prefill {
-		defer func(seq []events.SeqHash) { x.seq = seq }(x.seq) // so that it can be chosen for again
+		defer func(seq []events.SeqHash) { x.seq = seq }(x.seq) // restores x for a repeated choice
 		x.seq = x.seq[:0]
 	}
 	x.request.Blocks = uint64(len(x.seq))
@@ -323,7 +322,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	}
 	if d := a.details; d != nil {
 		c.detailed = true
-		d.Chosen, d.SequenceHashes, d.Ranks = x.list[choice.Index], slices.Clone(x.seq), d.Ranks[:0] // again if it waited
+		d.Chosen, d.SequenceHashes, d.Ranks = x.list[choice.Index], slices.Clone(x.seq), d.Ranks[:0] // once more after a wait
 		for i := range x.list {
 			if x.list[i].Worker.ID == choice.Worker {
 				d.Ranks = append(d.Ranks, x.list[i])
@@ -353,7 +352,8 @@ func reuse(selector *routing.Selector, r *routing.Request) bool {
 	return selector.Config().With(&r.Overrides).RouterAssumeKVReuse
 }
 
-// hash makes the local and sequence hashes of a prompt's whole blocks, and returns its length in tokens.
+// hash computes the local and sequence hashes of a prompt's whole blocks, and returns the length of the prompt in
+// tokens.
 func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) {
 	x.locals, x.seq = x.locals[:0], x.seq[:0]
 	isl = p.ISLTokens
@@ -363,7 +363,7 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 		if x.locals, err = q.Locals(x.locals, blockSize, 0); err != nil {
 			return 0, err
 		}
-		isl = max(isl, uint64(len(p.Tokens))) // a text may have more than are looked up
+		isl = max(isl, uint64(len(p.Tokens))) // a text may have more tokens than the lookup
 	default:
 		x.locals = slices.Grow(x.locals, len(p.Hashes))[:len(p.Hashes)]
 		for i, h := range p.Hashes {
@@ -396,7 +396,7 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 	return isl, nil
 }
 
-// match asks the index for what candidates hold. Of a model of which nothing was announced, nobody holds anything.
+// match queries the index for the candidates' depths. For a model without events, all depths are 0.
 func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidates, x *scratch) (*api.Answer, error) {
 	nothing := &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: true}
 	if len(x.locals) == 0 && len(r.EngineHashes) == 0 {
@@ -406,7 +406,7 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
 	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
 	q.DeadlineMS = 0
-	if s.cfg.Routing.SharedCacheMode == routing.SharedDynamo { // which counts blocks behind holes, too
+	if s.cfg.Routing.SharedCacheMode == routing.SharedDynamo { // blocks behind holes count too
 		q.L3 = cmp.Or(q.L3, api.L3All)
 	}
 	ctx, done := r.Bounded(ctx)
@@ -416,12 +416,12 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 		x.room = answer.Workers[:0]
 	}
 	var failed *api.Error
-	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, and nothing was announced yet
+	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, without events yet
 		nothing.Complete, nothing.Missing = len(failed.Missing) == 0, failed.Missing
 		return nothing, nil
 	}
 	if err != nil && r.DeadlineMS > 0 {
-		switch e := api.AsError(err); e.Code { // nobody was heard in time: the loads decide
+		switch e := api.AsError(err); e.Code { // no answer in time: the loads decide
 		case api.CodeNotReady, api.CodeUnavailable, api.CodeBehind:
 			nothing.Complete, nothing.Missing = false, e.Missing
 			return nothing, nil
@@ -430,20 +430,20 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	return answer, err
 }
 
-// fill makes the candidates: all that are registered, with what the answer says they hold.
+// fill sets the candidates: all registered ranks, with the depths of the answer.
 func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 	x.list = append(x.list[:0], of.list...)
 	for i := range a.Workers {
 		o := &a.Workers[i]
 		at, ok := of.place(o)
 		if !ok {
-			continue // its registration has ended
+			continue // the registration has ended
 		}
 		c := &x.list[at]
 		c.Device, c.Host, c.Disk, c.WouldLoad = o.Device, o.Host, o.Disk+o.External, o.L3
 	}
 	of.observe(a, x.list)
-	// who holds nothing would load what anybody would from the start
+	// a rank without blocks would load the same blocks from the start as any other
 	for i := range x.list {
 		if a.L3.FromStart == 0 {
 			break
@@ -467,7 +467,7 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 	}
 }
 
-// guess looks up what ranks are guessed to hold of the prompt.
+// guess looks up the guessed blocks of the prompt on each rank.
 func (s *Service) guess(x *scratch, of *candidates) {
 	x.guessed = x.guessed[:0]
 	if s.cfg.Guesses == nil {
@@ -480,7 +480,7 @@ func (s *Service) guess(x *scratch, of *candidates) {
 	}
 }
 
-// table is where requests of a model are counted.
+// table returns the load table of a model.
 func table(model string) load.Model { return load.Model{Name: model} }
 
 // weigh writes the candidates' loads.
@@ -491,7 +491,7 @@ func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 	}
 	seq := x.seq
 	if !reuse {
-		seq = nil // its blocks will be its own
+		seq = nil // without reuse, its blocks are its own
 	}
 	s.cfg.Loads.Read(table(model), func(t *load.Table) {
 		at := of.rowsOf(t, &of.rows)

@@ -19,7 +19,7 @@ import (
 
 const block = 4
 
-// fleet is a registered fleet that holds what a test says.
+// fleet is a registered fleet with the test's depths.
 type fleet struct {
 	pool    *registry.Pool
 	holds   map[events.RankKey][4]uint32
@@ -42,7 +42,7 @@ func newFleet(t testing.TB, workers, ranks int) *fleet {
 	}
 	config := routing.DefaultConfig()
 	service, err := New(Config{
-		Find: f.find, Loads: f.loads, Routing: config, Policy: routing.DynamoPolicy, // its choices depend on nothing measured
+		Find: f.find, Loads: f.loads, Routing: config, Policy: routing.DynamoPolicy, // no measurements
 		Pool: func(model string) *registry.Pool {
 			if model == "m" {
 				return f.pool
@@ -84,7 +84,7 @@ func request(id string, n int) *api.SelectRequest {
 	return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: tokens(n)}, RequestID: id, Book: id != ""}
 }
 
-// TestSelectByEngineHashes: the index is asked with them as they are, and blocks under way are counted by them.
+// TestSelectByEngineHashes: the index receives the hashes unchanged, and blocks under way are counted by them.
 func TestSelectByEngineHashes(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	f.holds[events.RankKey{Instance: "w01"}] = [4]uint32{3, 0, 0, 0}
@@ -108,7 +108,7 @@ func TestSelectByEngineHashes(t *testing.T) {
 	}
 }
 
-// TestSelectByDeadline: if the index has not answered by the request's deadline, the loads decide.
+// TestSelectByDeadline: without an answer of the index by the request's deadline, the loads decide.
 func TestSelectByDeadline(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	f.deaf = true
@@ -125,7 +125,7 @@ func TestSelectByDeadline(t *testing.T) {
 	}
 }
 
-// TestSelectBooksWhatItChose sends requests to a fleet of two: each goes where the cost is least, and counts there.
+// TestSelectBooksWhatItChose sends requests to a fleet of two: each goes to the least cost, and counts there.
 func TestSelectBooksWhatItChose(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	f.holds[events.RankKey{Instance: "w01"}] = [4]uint32{5, 0, 0, 0}
@@ -153,7 +153,7 @@ func TestSelectBooksWhatItChose(t *testing.T) {
 	check(api.RankLoad{Worker: "w00"},
 		api.RankLoad{Worker: "w01", ActivePrefillTokens: 22, ActiveBlocks: 10, ActiveRequests: 1})
 
-	// The same prompt again: w01 has all its blocks under way, w00 has nothing to do.
+	// The same prompt again: w01 has all its blocks under way, w00 is idle.
 	if s, err = f.service.Select(t.Context(), request("r2", 42)); err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func code(err error) api.Code {
 	return api.AsError(err).Code
 }
 
-// TestSelectLater books what was chosen by its id alone: once, for a while, and what was chosen last.
+// TestSelectLater books a choice by id: once, for a while, and the last choice.
 func TestSelectLater(t *testing.T) {
 	f := newFleet(t, 1, 2)
 	now := time.Now()
@@ -219,13 +219,13 @@ func TestSelectLater(t *testing.T) {
 	}
 	choose("a")
 	if _, c := book("a"); c != api.CodeConflict {
-		t.Errorf("it is under way: %q", c)
+		t.Errorf("the request is under way: %q", c)
 	}
 	if err := f.service.Free(t.Context(), &api.RequestRef{Model: "m", RequestID: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, c := book("a"); c != "" {
-		t.Errorf("a booking that failed does not keep the choice: %q", c)
+		t.Errorf("a failed booking drops the choice: %q", c)
 	}
 	choose("b")
 	now = now.Add(120 * time.Second)
@@ -244,7 +244,7 @@ func TestSelectLater(t *testing.T) {
 	}
 	explicit.RequestID, explicit.Rank = "d", 2
 	if _, err := f.service.Book(t.Context(), explicit); code(err) != api.CodeUnknownWorker {
-		t.Errorf("a rank that is not there: %v", err)
+		t.Errorf("an unknown rank: %v", err)
 	}
 }
 
@@ -261,7 +261,7 @@ func TestPendingIsBounded(t *testing.T) {
 	if p.bytes > 5000 || p.lru.Len() > 4 {
 		t.Errorf("%d bytes of %d entries", p.bytes, p.lru.Len())
 	}
-	if _, ok := p.take("m", "big"); !ok {
+	if _, ok := p.claim("m", "big"); !ok {
 		t.Error("the last is gone")
 	}
 	for p.lru.Len() > 0 {
@@ -272,7 +272,7 @@ func TestPendingIsBounded(t *testing.T) {
 	}
 }
 
-// TestSelectRefusals names why there is no choice.
+// TestSelectRefusals checks the reasons of refusals.
 func TestSelectRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -319,7 +319,7 @@ func TestSelectRefusals(t *testing.T) {
 	}
 }
 
-// TestSelectAgainstTheFormula compares random selections with what follows from index, load and formula by hand.
+// TestSelectAgainstTheFormula compares random selections with a calculation from index, load and formula.
 func TestSelectAgainstTheFormula(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 1))
 	f := newFleet(t, 5, 2)
@@ -361,7 +361,7 @@ func TestSelectAgainstTheFormula(t *testing.T) {
 		id := fmt.Sprint("r", step)
 		prompt := tokens(n)
 		if n > 0 {
-			prompt[rng.IntN(n)] += rng.Uint32N(2) // some share more than others
+			prompt[rng.IntN(n)] += rng.Uint32N(2) // prompts share different lengths
 		}
 		p, err := f.service.PotentialLoads(t.Context(), &api.PotentialRequest{Prompt: api.Prompt{Model: "m",
 			Tokens: prompt}})
@@ -399,7 +399,7 @@ func TestSelectAgainstTheFormula(t *testing.T) {
 		live = append(live, id)
 		cost := costs[events.RankKey{Instance: s.Worker, Rank: s.Rank}]
 		if diff := s.Cost - cost; diff > 1e-9 || diff < -1e-9 || cost > least+1e-9 {
-			t.Fatalf("step %d: chose %s with %v, which has %v; the least is %v", step, s.Worker, s.Cost, cost, least)
+			t.Fatalf("step %d: chose %s with %v, want %v; the least is %v", step, s.Worker, s.Cost, cost, least)
 		}
 	}
 	if len(live) < 100 {
@@ -407,7 +407,7 @@ func TestSelectAgainstTheFormula(t *testing.T) {
 	}
 }
 
-// TestDefaultPolicy: without the operator's word the policy kvatlas chooses, and a booking counts what it expects.
+// TestDefaultPolicy: the default policy is kvatlas, and a booking counts the policy's own estimate.
 func TestDefaultPolicy(t *testing.T) {
 	f := newFleet(t, 3, 1)
 	cfg := f.service.cfg
@@ -423,22 +423,22 @@ func TestDefaultPolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// of 41 tokens 8 are on the device and 20 in host memory, which take the time of 2
+	// of 41 tokens, 8 are on the device and 20 in host memory, which need the time of 2
 	if choice.Policy != "kvatlas" || choice.Worker != "w01" || choice.EffectivePrefillTokens != 3*block+1+2 {
 		t.Fatalf("%+v", choice)
 	}
-	r.RequestID = "r2" // it finds all blocks of r1, which is under way
+	r.RequestID = "r2" // all blocks of r1 are under way
 	if choice, err = service.Select(t.Context(), r); err != nil || choice.Worker != "w01" ||
 		choice.EffectivePrefillTokens != 1 {
 		t.Fatalf("%+v, %v", choice, err)
 	}
-	r.RequestID, r.CacheSalt = "r3", "another tenant's" // whose requests share no block with r1
+	r.RequestID, r.CacheSalt = "r3", "another tenant's" // shares no block with r1
 	r.Workers = []events.WorkerID{"w01"}
 	if choice, err = service.Select(t.Context(), r); err != nil || choice.EffectivePrefillTokens != 3*block+1+2 {
 		t.Fatalf("%+v, %v", choice, err)
 	}
 
-	// What the first token of r1 tells of its rank is shown.
+	// The measured pace of the rank appears after the first token of r1.
 	if err := service.PrefillComplete(t.Context(), &api.RequestRef{Model: "m", RequestID: "r1"}); err != nil {
 		t.Fatal(err)
 	}

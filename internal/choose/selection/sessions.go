@@ -10,10 +10,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// inSession returns the request with what its session says: that it is to go where the session is. by says so too. It
-// is empty if the session is nowhere or the request has a target of its own. A request that will be booked, of a
-// session that is nowhere, initialises it. Others of the session wait until it calls end. A session is nowhere if its
-// rank is not registered any more.
+// inSession returns the request with the worker of its session as target, and the source of that target. by is empty if
+// the session has no worker or the request has a target of its own. A request that will be booked initialises a session
+// without a worker. Other requests of the session wait until end is called. A session has no worker if its rank is no
+// longer registered.
 func (s *Service) inSession(
 	ctx context.Context, r *api.SelectRequest,
 ) (in *api.SelectRequest, by routing.AffinitySource, end func(), err error) {
@@ -24,7 +24,7 @@ func (s *Service) inSession(
 	if r.Book {
 		if rank, bound, end, err = s.cfg.Sessions.Begin(ctx, key); err != nil {
 			return nil, "", nil, api.Errorf(api.CodeBehind,
-				"the deadline passed while another request of session %.64q was being given a worker", r.SessionID)
+				"the deadline passed during the choice for another request of session %.64q", r.SessionID)
 		}
 	} else {
 		rank, bound = s.cfg.Sessions.Get(key)
@@ -55,7 +55,7 @@ func (s *Service) byPrompt(session string) bool {
 	return s.cfg.Sessions != nil && session == "" && s.cfg.Routing.SessionAffinity.ByPrompt
 }
 
-// follow has a request without a session id go where the session is that its prompt continues. x.request is made.
+// follow sets the worker of the session that a prompt without a session id continues as affinity of x.request.
 func (s *Service) follow(r *api.SelectRequest, x *scratch) {
 	if !s.byPrompt(r.SessionID) || r.Pinned != nil || r.Affinity != nil || r.Role == routing.Prefill {
 		return
@@ -74,8 +74,8 @@ func elsewhere(session string, rank events.RankKey) error {
 		rank.Instance, rank.Rank)
 }
 
-// bind binds the session of what was booked to its rank. If that may not be it returns why, and the booking is to be
-// ended.
+// bind binds the session of a booking to its rank. It returns an error if the binding is refused; the booking must then
+// end.
 func (s *Service) bind(model string, c *chosen) error {
 	key := affinity.Key{Model: model, Session: c.session}
 	rank, hard := c.booking.Rank, s.hard()
@@ -88,14 +88,14 @@ func (s *Service) bind(model string, c *chosen) error {
 	case errors.Is(err, affinity.ErrElsewhere):
 		return elsewhere(c.session, from)
 	case err != nil && s.hard():
-		return api.Errorf(api.CodeBusy, "%v; more are not bound, which hard affinity asks for", err)
+		return api.Errorf(api.CodeBusy, "%v; hard affinity requires a binding", err)
 	case c.out != nil:
 		c.out.Session = sessionBinding(key, how, from)
 	}
 	return nil
 }
 
-// bindPrompt binds the session of what was booked without a session id. A session that cannot be bound does not matter.
+// bindPrompt binds the session of a booking without a session id. A failure is ignored.
 func (s *Service) bindPrompt(model string, c *chosen) {
 	seq := c.booking.Hashes
 	if len(seq) == 0 {
@@ -107,7 +107,7 @@ func (s *Service) bindPrompt(model string, c *chosen) {
 	}
 }
 
-// sessionBinding is what became of a binding as clients get it.
+// sessionBinding converts the effect on a binding for clients.
 func sessionBinding(key affinity.Key, how affinity.How, from events.RankKey) *api.SessionBinding {
 	out := &api.SessionBinding{ID: key.String(), Binding: api.SessionNone}
 	switch how {

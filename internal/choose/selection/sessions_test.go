@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// withSessions is a fleet that keeps sessions on their workers.
+// withSessions is a fleet with session affinity.
 func withSessions(t *testing.T, workers int, mode routing.AffinityMode, most int) *fleet {
 	f := newFleet(t, workers, 1)
 	f.service.cfg.Sessions = affinity.New(affinity.ServiceConfig{Config: affinity.Config{TTL: time.Hour, Sessions: most}})
@@ -33,7 +33,7 @@ func inSession(id, session string) *api.SelectRequest {
 	return r
 }
 
-// binding shows what became of a session's binding.
+// binding returns the effect on a session's binding.
 func binding(s *api.Selection) string {
 	if s == nil || s.Session == nil {
 		return ""
@@ -44,7 +44,8 @@ func binding(s *api.Selection) string {
 	return s.Session.Binding
 }
 
-// TestSessionStays where its first request was booked, though others are cheaper; one of another session does not.
+// TestSessionStays: a session stays on the worker of its first booking, although others are cheaper; another session
+// does not.
 func TestSessionStays(t *testing.T) {
 	for _, mode := range []routing.AffinityMode{routing.SoftAffinity, routing.HardAffinity} {
 		f := withSessions(t, 3, mode, 0)
@@ -62,12 +63,12 @@ func TestSessionStays(t *testing.T) {
 			t.Errorf("%s: another session: %+v %v", mode, s, err)
 		}
 		if s, err := f.service.Select(t.Context(), inSession("", "s")); err != nil || s.Worker != first.Worker {
-			t.Errorf("%s: only asked: %+v %v", mode, s, err)
+			t.Errorf("%s: without a booking: %+v %v", mode, s, err)
 		}
 	}
 }
 
-// TestSessionExpires: a session that is not used for its time is bound anew, to the cheapest worker.
+// TestSessionExpires: a session without use for its time is bound again, to the cheapest worker.
 func TestSessionExpires(t *testing.T) {
 	for _, mode := range []routing.AffinityMode{routing.SoftAffinity, routing.HardAffinity} {
 		synctest.Test(t, func(t *testing.T) {
@@ -91,7 +92,7 @@ func TestSessionExpires(t *testing.T) {
 	}
 }
 
-// TestSessionElsewhere: what does not go where the session is takes the session along, or is refused.
+// TestSessionElsewhere: a request that goes elsewhere moves the session, or is refused.
 func TestSessionElsewhere(t *testing.T) {
 	for _, c := range []struct {
 		name       string
@@ -142,7 +143,7 @@ func TestSessionElsewhere(t *testing.T) {
 	}
 }
 
-// TestSessionOfBookings: a booking that was chosen earlier, or names its worker, is of its session too.
+// TestSessionOfBookings: a later booking of a choice, and a booking with a worker, belong to the session too.
 func TestSessionOfBookings(t *testing.T) {
 	for _, mode := range []routing.AffinityMode{routing.SoftAffinity, routing.HardAffinity} {
 		f := withSessions(t, 2, mode, 0)
@@ -170,7 +171,7 @@ func TestSessionOfBookings(t *testing.T) {
 		if hard := mode == routing.HardAffinity; hard != (code(err) == api.CodeConflict) || !hard && err != nil {
 			t.Errorf("%s: %v", mode, err)
 		}
-		// what was refused is not under way
+		// a refused request is not under way
 		free := f.service.Free(t.Context(), &api.RequestRef{Model: "m", RequestID: "r2"})
 		if (code(free) == api.CodeUnknownRequest) != (err != nil) {
 			t.Errorf("%s: booked with %v, freed with %v", mode, err, free)
@@ -178,7 +179,7 @@ func TestSessionOfBookings(t *testing.T) {
 	}
 }
 
-// TestSessionsAreBounded: one more is not bound, and refused if affinity is hard.
+// TestSessionsAreBounded: a further session is not bound, and refused with hard affinity.
 func TestSessionsAreBounded(t *testing.T) {
 	for mode, want := range map[routing.AffinityMode]string{routing.SoftAffinity: "none", routing.HardAffinity: "busy"} {
 		f := withSessions(t, 2, mode, 1)
@@ -196,7 +197,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestFirstOfASession: many first requests at once go to one worker; who cannot wait is told so.
+// TestFirstOfASession: many first requests at once go to one worker. A request that cannot wait gets an error.
 func TestFirstOfASession(t *testing.T) {
 	f := withSessions(t, 4, routing.HardAffinity, 0)
 	begun, held := make(chan struct{}, 20), make(chan struct{})

@@ -19,23 +19,23 @@ import (
 )
 
 const (
-	sweep    = 60 * time.Second // when requests that wait are looked at although nothing has changed
-	overlaps = 10 * time.Second // when it is looked up anew what workers hold of the prompt of one that waits
+	sweep    = 60 * time.Second // interval of checks of waiting requests without a change
+	overlaps = 10 * time.Second // interval of new lookups for a waiting request
 )
 
-// waitingRoom is where requests wait while all ranks that they may go to are busy: a queue for each model, and a
-// goroutine that lives while somebody waits. It chooses and books for those whose turn it is; whoever asked sleeps.
+// waitingRoom holds requests while all their eligible ranks are busy: a queue for each model, and a goroutine that runs
+// while requests wait. The goroutine chooses and books for waiting requests in turn. Their callers sleep.
 type waitingRoom struct {
 	cfg     *routing.Queue
 	classes []queue.Class
 	most    int
 	start   time.Time
-	changed chan struct{} // something has; of capacity one
-	waiting atomic.Int64  // how many do
+	changed chan struct{} // signal after a change; capacity 1
+	waiting atomic.Int64  // number of waiting requests
 
-	mu      sync.Mutex // of what follows
+	mu      sync.Mutex // guards the following fields
 	models  map[string]*modelQueue
-	running bool // the goroutine
+	running bool // the goroutine runs
 }
 
 type modelQueue struct {
@@ -43,7 +43,7 @@ type modelQueue struct {
 	waiters map[uint64]*waiter
 }
 
-// waiter is a request that waits. Its scratch is the room's until done is closed.
+// waiter is a waiting request. The room owns its scratch until done is closed.
 type waiter struct {
 	ctx  context.Context
 	a    *asked
@@ -75,7 +75,7 @@ func newWaitingRoom(cfg *routing.Queue) *waitingRoom {
 	return w
 }
 
-// group is equal for requests that may go to the same ranks.
+// group is equal for requests with the same eligible ranks.
 func group(r *api.SelectRequest) uint64 {
 	pin := routing.Target{}
 	rank := -1
@@ -88,13 +88,13 @@ func group(r *api.SelectRequest) uint64 {
 		r.LoRA, r.RequiredTaints, r.Disaggregated, r.BlockSize))
 }
 
-// overtakes reports whether a request that might go would overtake one that waits. w.mu is held.
+// overtakes reports whether a request would overtake a waiting one. w.mu is held.
 func (w *waitingRoom) overtakes(r *api.SelectRequest) bool {
 	m := w.models[r.Model]
 	return m != nil && m.Waits(group(r))
 }
 
-// pending is what waits of a model.
+// pending returns the waiting requests of a model.
 func (w *waitingRoom) pending(model string) (count int, tokens uint64) {
 	if w == nil {
 		return 0, 0
@@ -107,7 +107,7 @@ func (w *waitingRoom) pending(model string) (count int, tokens uint64) {
 	return 0, 0
 }
 
-// Waiting lists the models for which requests wait, by name.
+// Waiting returns the models with waiting requests, by name.
 func (s *Service) Waiting() (list []api.WaitingStatus) {
 	if s.room == nil {
 		return nil
@@ -121,7 +121,7 @@ func (s *Service) Waiting() (list []api.WaitingStatus) {
 	return list
 }
 
-// refuse is why a request does not wait. w.mu is held.
+// refuse returns the reason that a request does not wait. w.mu is held.
 func (w *waitingRoom) refuse(model, class, reason string, limit, current float64, format string, args ...any) error {
 	e := api.Errorf(api.CodeOverloaded, format, args...)
 	e.Queue = &api.QueueRefusal{Reason: reason, Class: class, Limit: limit, Current: current}
@@ -131,8 +131,8 @@ func (w *waitingRoom) refuse(model, class, reason string, limit, current float64
 	return e
 }
 
-// enter lets a request wait, that has so many tokens cached somewhere and may go to so many ranks, or says why it may
-// not. w.mu is held.
+// enter adds a request to the queue, with its greatest number of cached tokens and its number of eligible ranks, or
+// returns a refusal. w.mu is held.
 func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id uint64, class string, err error) {
 	r, isl := u.a.r, u.x.request.ISL
 	e := queue.Entry{Group: group(r), Strict: r.StrictPriority, Jump: r.PriorityJump,
@@ -141,7 +141,7 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	class = w.classes[e.Class].Name
 	if int(w.waiting.Load()) >= w.most {
 		return 0, class, w.refuse(r.Model, class, "full", float64(w.most), float64(w.waiting.Load()),
-			"all workers that may be chosen are busy, and %d requests wait already", w.most)
+			"all eligible workers are busy, and %d requests are waiting already", w.most)
 	}
 	m := w.models[r.Model]
 	if m == nil {
@@ -151,7 +151,7 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	id, err = m.Add(e, ranks)
 	if refusal, is := errors.AsType[*queue.Refusal](err); is {
 		refused := w.refuse(r.Model, class, refusal.Limit, refusal.Bound, refusal.Waits,
-			"all workers that may be chosen are busy, and %v", refusal)
+			"all eligible workers are busy, and %v", refusal)
 		return 0, class, refused
 	}
 	m.waiters[id] = u
@@ -164,7 +164,7 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	return id, class, nil
 }
 
-// admit chooses for a request and books it, or lets it wait until that can be done.
+// admit chooses for a request and books it, or lets it wait until that is possible.
 func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, error) {
 	w, u, of := s.room, &waiter{ctx: ctx, a: a, x: x, done: make(chan struct{})}, a.of
 	id, class := s.goOrWait(u)
@@ -193,13 +193,13 @@ func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, erro
 	m := w.models[a.r.Model]
 	m.Remove(id)
 	w.leave(m, id)
-	loop.Wake(w.changed) // others may have been passed over with it
+	loop.Wake(w.changed) // the queue may have skipped other requests because of this one
 	return u.c, w.refuse(a.r.Model, class, "deadline", 0, 0,
 		"the deadline passed while the request waited for a worker that is not busy")
 }
 
-// goOrWait chooses for a request and books it, one request after the other, so that each finds those before it booked.
-// If all ranks are busy, or if it would overtake one that waits, it waits: it has an id then.
+// goOrWait chooses for a request and books it, one request after the other, so that each choice includes the earlier
+// bookings. If all ranks are busy, or the request would overtake a waiting one, it waits and has an id.
 func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
 	w, x := s.room, u.x
 	w.mu.Lock()
@@ -213,7 +213,7 @@ func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
 		var refusal error
 		if id, class, refusal = w.enter(s, u, u.c.out.CachedTokens, u.c.eligible); refusal == nil {
 			return id, class
-		} // else it goes where there is room
+		} // no room in the queue: the request goes now
 	}
 	if u.err == nil {
 		u.err = s.settle(u.ctx, u.a.r, &u.c)
@@ -221,8 +221,7 @@ func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
 	return 0, ""
 }
 
-// lookAgain looks up what workers hold by now of the prompt of a request that waits. If that fails what was found
-// before holds on.
+// lookAgain repeats the lookup for a waiting request. If the lookup fails, the earlier result stays.
 func (s *Service) lookAgain(u *waiter, of *candidates) {
 	y := &scratch{locals: u.x.locals}
 	answer, err := s.match(u.ctx, u.a.r, of, y)
@@ -234,13 +233,13 @@ func (s *Service) lookAgain(u *waiter, of *candidates) {
 	u.a.answer, u.x.room, u.x.request.Shared = answer, y.room, answer.L3.Ranges
 }
 
-// leave notes that a request waits no more. w.mu is held.
+// leave removes a waiting request. w.mu is held.
 func (w *waitingRoom) leave(m *modelQueue, id uint64) {
 	delete(m.waiters, id)
 	w.waiting.Add(-1)
 }
 
-// run looks who can go whenever something has changed, until nobody waits.
+// run examines the queues after every change, until no request waits.
 func (w *waitingRoom) run(s *Service) {
 	timer := time.NewTicker(sweep)
 	defer timer.Stop()
@@ -255,7 +254,7 @@ func (w *waitingRoom) run(s *Service) {
 	}
 }
 
-// examine looks who can go, and reports whether somebody waits still.
+// examine sends requests that can go, and reports whether requests still wait.
 func (w *waitingRoom) examine(s *Service) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -277,10 +276,10 @@ func (w *waitingRoom) examine(s *Service) bool {
 	return w.running
 }
 
-// try chooses for a request that waits, and reports whether there is a choice, or a reason why there is none.
+// try chooses for a waiting request, and reports whether there is a choice, or a refusal other than busy ranks.
 func (s *Service) try(u *waiter) bool {
 	if u.ctx.Err() != nil {
-		return false // it is about to leave
+		return false // about to leave
 	}
 	of, err := s.candidates(u.a.r.Model, u.a.of.blockSize)
 	if err != nil {
@@ -288,7 +287,7 @@ func (s *Service) try(u *waiter) bool {
 		return true
 	}
 	u.a.of = of
-	s.guess(u.x, of) // its ranks may be others
+	s.guess(u.x, of) // the ranks may have changed
 	u.c, u.err = s.decide(u.a, u.x)
 	if u.err != nil && u.x.busy != nil {
 		return false

@@ -21,21 +21,21 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// withQueue is a fleet whose ranks are busy with more than 10 tokens to compute.
+// withQueue is a fleet with ranks that are busy with more than 10 tokens to compute.
 func withQueue(t *testing.T, workers int, change func(*routing.Queue)) *fleet {
 	f := newFleet(t, workers, 1)
 	q := &routing.Queue{ThresholdTokens: ptr(10.0)}
 	if change != nil {
 		change(q)
 	}
-	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { // from several goroutines at a time
+	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { // called concurrently
 		return &api.Answer{Model: "m", BlockSize: block, Complete: true}, nil
 	}
 	f.configured(t, func(c *routing.Config) { c.Queue = q })
 	return f
 }
 
-// fill books a request of 20 tokens on each worker, under the worker's name.
+// fill books a request of 20 tokens on each worker, with the worker's name as id.
 func (f *fleet) fill(t *testing.T) {
 	t.Helper()
 	for _, r := range f.pool.Ranks {
@@ -54,7 +54,7 @@ func (f *fleet) free(t *testing.T, id string) {
 	}
 }
 
-// pending waits until so many requests wait.
+// pending waits until n requests wait.
 func (f *fleet) pending(t *testing.T, n int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Microsecond) {
@@ -77,7 +77,7 @@ type outcome struct {
 	err error
 }
 
-// send asks in the background.
+// send sends a request in the background.
 func (f *fleet) send(ctx context.Context, r *api.SelectRequest, to chan<- outcome) {
 	go func() {
 		s, err := f.service.Select(ctx, r)
@@ -85,7 +85,7 @@ func (f *fleet) send(ctx context.Context, r *api.SelectRequest, to chan<- outcom
 	}()
 }
 
-// TestRequestWaits until a worker is not busy, as long as its deadline allows.
+// TestRequestWaits: a request waits until a worker is not busy, or until its deadline.
 func TestRequestWaits(t *testing.T) {
 	f := withQueue(t, 2, nil)
 	f.fill(t)
@@ -99,7 +99,7 @@ func TestRequestWaits(t *testing.T) {
 	advisory := request("", 20)
 	advisory.Advisory = true
 	if _, err := f.service.Select(t.Context(), advisory); err != nil {
-		t.Errorf("who only asks waits: %v", err)
+		t.Errorf("an advisory request waits: %v", err)
 	}
 	if err := f.service.PrefillComplete(t.Context(), &api.RequestRef{Model: "m", RequestID: "w01"}); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestRequestWaits(t *testing.T) {
 	f.free(t, "w00")
 	f.free(t, "r")
 	if _, err := f.service.Select(t.Context(), request("late", 20)); err != nil {
-		t.Errorf("what did not wait to its end is booked: %v", err)
+		t.Errorf("a request that stopped waiting is booked: %v", err)
 	}
 	until := time.Now().Add(time.Minute)
 	for running := true; running; time.Sleep(100 * time.Microsecond) {
@@ -129,14 +129,14 @@ func TestRequestWaits(t *testing.T) {
 		running = f.service.room.running
 		f.service.room.mu.Unlock()
 		if time.Now().After(until) {
-			t.Fatal("nobody waits, and somebody looks after them")
+			t.Fatal("the goroutine runs without waiting requests")
 		}
 		loop.Wake(f.service.room.changed)
 	}
 }
 
-// TestDetailsOfTheLastDecision: what a selection rests on is of the last decision alone. A request that would overtake
-// another is decided again when its turn comes.
+// TestDetailsOfTheLastDecision: the details are of the last decision alone. A request that would overtake another is
+// decided again in its turn.
 func TestDetailsOfTheLastDecision(t *testing.T) {
 	f := withQueue(t, 1, nil)
 	var d Details
@@ -152,7 +152,7 @@ func TestDetailsOfTheLastDecision(t *testing.T) {
 	}
 }
 
-// TestQueueRefuses what may not wait, with the reason.
+// TestQueueRefuses: a request that may not wait gets the reason.
 func TestQueueRefuses(t *testing.T) {
 	for _, c := range []struct {
 		change func(*routing.Queue)
@@ -166,7 +166,7 @@ func TestQueueRefuses(t *testing.T) {
 		{func(q *routing.Queue) { q.MaxRawTokens = ptr(29.0) }, "raw_tokens", "default", 58,
 			"60 raw_tokens with this request"},
 		{func(q *routing.Queue) { q.MaxCachedTokens = ptr(0.0) }, "cached_tokens", "default", 0, "cached_tokens is 0"},
-		{func(q *routing.Queue) { q.MaxWaiting = ptr(2) }, "full", "default", 2, "2 requests wait already"},
+		{func(q *routing.Queue) { q.MaxWaiting = ptr(2) }, "full", "default", 2, "2 requests are waiting already"},
 		{func(q *routing.Queue) {
 			q.Classes = []routing.QueueClass{{Name: "batch", QueueLimits: routing.QueueLimits{MaxRequests: ptr(1.0)}}}
 		}, "requests", "batch", 2, "class batch"},
@@ -198,8 +198,8 @@ func TestQueueRefuses(t *testing.T) {
 	}
 }
 
-// TestLimitsCountRanksThatMayBeChosen: a request that might go at once, but for one before it that waits for the same
-// worker, waits only if the limit for that one worker allows; else it goes.
+// TestLimitsCountRanksThatMayBeChosen: a request that could go now, behind a waiting request for the same worker, waits
+// only within the limit for the worker; else the request goes.
 func TestLimitsCountRanksThatMayBeChosen(t *testing.T) {
 	f := withQueue(t, 4, func(q *routing.Queue) { q.MaxRequests = ptr(1.0) })
 	r := request("r", 20)
@@ -212,7 +212,7 @@ func TestLimitsCountRanksThatMayBeChosen(t *testing.T) {
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	m.waiters[id] = &waiter{ctx: gone} // nobody chooses for it any more, and it has not left yet
+	m.waiters[id] = &waiter{ctx: gone} // its context has ended, and it has not left yet
 	w.models["m"] = m
 	w.waiting.Add(1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -222,8 +222,8 @@ func TestLimitsCountRanksThatMayBeChosen(t *testing.T) {
 	}
 }
 
-// TestQueueOrder frees a worker once for each request that waits: they go by strict priority, then as they came.
-// Those that are pinned to a worker that stays busy stay, and hold nobody up; who comes later overtakes nobody.
+// TestQueueOrder frees a worker once for each waiting request: requests go by strict priority, then in order of
+// arrival. Requests pinned to a busy worker stay and block nothing. Later requests overtake none.
 func TestQueueOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(20, 1))
 	f := withQueue(t, 2, nil)
@@ -283,7 +283,7 @@ func TestQueueOrder(t *testing.T) {
 	f.pending(t, 0)
 }
 
-// TestQueueOfPools: a disaggregated request waits for a prefill worker, and is booked for both when it goes.
+// TestQueueOfPools: a disaggregated request waits for a prefill worker, and is then booked on both.
 func TestQueueOfPools(t *testing.T) {
 	f := withQueue(t, 2, nil)
 	f.record(0, func(r *api.WorkerRecord) { r.Role = api.RoleDecode })
@@ -312,7 +312,8 @@ func TestQueueOfPools(t *testing.T) {
 	}
 }
 
-// TestQueueUnderLoad has many ask and free at once, with deadlines: all get an answer, and in the end nobody waits.
+// TestQueueUnderLoad sends and frees many requests at once, with deadlines: all get an answer, and no request waits at
+// the end.
 func TestQueueUnderLoad(t *testing.T) {
 	f := withQueue(t, 3, func(q *routing.Queue) {
 		q.Classes = []routing.QueueClass{{Name: "short", UncachedBelow: ptr(30.0)}, {Name: "batch", Family: "batch",
@@ -363,7 +364,7 @@ func TestQueueUnderLoad(t *testing.T) {
 	}
 }
 
-// TestReleasedAtOnce: of requests that wait, as many go as there is room for, each booked before the next is looked at.
+// TestReleasedAtOnce: as many waiting requests go as there is room for, each booked before the next decision.
 func TestReleasedAtOnce(t *testing.T) {
 	f := withQueue(t, 2, nil)
 	f.fill(t)
@@ -383,10 +384,10 @@ func TestReleasedAtOnce(t *testing.T) {
 	}
 	select {
 	case o := <-got:
-		t.Errorf("%+v went although both are busy", o)
+		t.Errorf("%+v went although both workers are busy", o)
 	default:
 	}
-	for wait := 2; wait >= 0; wait-- { // the rest go one by one
+	for wait := 2; wait >= 0; wait-- { // the rest goes one by one
 		f.free(t, first.id)
 		first, second = second, <-got
 		f.pending(t, wait)
@@ -396,8 +397,7 @@ func TestReleasedAtOnce(t *testing.T) {
 	}
 }
 
-// TestAdmittedOneByOne: of two requests for one worker that are chosen for at the same time, the second finds the first
-// booked.
+// TestAdmittedOneByOne: of two simultaneous requests for one worker, the second decision includes the first booking.
 func TestAdmittedOneByOne(t *testing.T) {
 	f := withQueue(t, 1, nil)
 	second := make(chan struct{}, 1)
@@ -415,7 +415,7 @@ func TestAdmittedOneByOne(t *testing.T) {
 			loop.Wake(second)
 			return
 		}
-		select { // before it is booked; the other comes here meanwhile only if nothing holds it
+		select { // before the booking; without a lock, the second request arrives here
 		case <-second:
 		case <-time.After(50 * time.Millisecond):
 		}
@@ -432,7 +432,7 @@ func TestAdmittedOneByOne(t *testing.T) {
 	}
 }
 
-// TestWaitsForLong has a request wait for 11 s, and a worker that holds its prompt since. It goes there.
+// TestWaitsForLong: during the wait of 11 s, another worker stores the prompt. The request goes there.
 func TestWaitsForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := withQueue(t, 3, nil)
@@ -450,10 +450,10 @@ func TestWaitsForLong(t *testing.T) {
 		time.Sleep(overlaps - time.Second)
 		synctest.Wait()
 		if n := asked.Load(); n != 1 {
-			t.Errorf("it was looked up %d times", n)
+			t.Errorf("%d lookups", n)
 		}
 		time.Sleep(2 * time.Second)
-		f.service.room.mu.Lock() // so that both are free when it is looked who can go
+		f.service.room.mu.Lock() // both are free at the next examination
 		for _, id := range []string{"w00", "w01"} {
 			f.free(t, id)
 		}
@@ -464,7 +464,7 @@ func TestWaitsForLong(t *testing.T) {
 	})
 }
 
-// TestWaitsForExpiry has a request wait while workers are busy with requests whose ends nobody reports: these expire.
+// TestWaitsForExpiry: a request waits for workers that are busy with unreported ends. The old requests expire.
 func TestWaitsForExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := withQueue(t, 2, nil)
@@ -483,7 +483,7 @@ func TestWaitsForExpiry(t *testing.T) {
 		}
 		time.Sleep(59 * time.Second)
 		if expire(); len(got) > 0 {
-			t.Errorf("it did not wait: %+v", <-got)
+			t.Errorf("the request did not wait: %+v", <-got)
 		}
 		time.Sleep(2 * time.Second)
 		expire()
@@ -493,7 +493,7 @@ func TestWaitsForExpiry(t *testing.T) {
 	})
 }
 
-// TestRanksChangeMeanwhile has a worker go while a request waits for which all are guessed to hold something.
+// TestRanksChangeMeanwhile removes a worker during the wait of a request with guesses for all ranks.
 func TestRanksChangeMeanwhile(t *testing.T) {
 	f := withQueue(t, 3, nil)
 	f.fill(t)

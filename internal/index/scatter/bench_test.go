@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// still is an indexer that always says the same.
+// still is an indexer with a constant answer.
 type still struct {
 	Local
 	answer api.Answer
@@ -22,7 +22,7 @@ func (s *still) Find(context.Context, *api.Query) (*api.Answer, error) {
 	return &a, nil
 }
 
-// wires answers at once what it always does.
+// wires is a transport with an immediate constant answer.
 type wires struct {
 	fleet
 	reply []byte
@@ -33,8 +33,8 @@ func (w *wires) Send(_, _ string, _ time.Duration, _ string, _ []byte, to rpc.Re
 	return 1, nil
 }
 
-// BenchmarkFind is a query of 64 blocks over 64 partitions: all of them this node's own, beside the same without a
-// cluster; and two thirds of them at two other nodes, which answer at once with 20 workers each.
+// BenchmarkFind measures a query of 64 blocks over 64 partitions: all on this node, beside the same without a cluster;
+// and two thirds on two other nodes, which answer at once with 20 workers each.
 func BenchmarkFind(b *testing.B) {
 	const partitions = 64
 	local := &still{answer: api.Answer{Model: "m", BlockSize: 16, Blocks: 64, Complete: true}}
@@ -78,8 +78,8 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// BenchmarkForward is what two nodes and their client compute for a query of 128 blocks that one forwards to the other,
-// each with 16 workers in four of eight partitions: all but looking up, sending and waiting.
+// BenchmarkForward measures the computation of two nodes and a client for a forwarded query of 128 blocks, with 16
+// workers on each node in four of eight partitions, without lookups, sends and waits.
 func BenchmarkForward(b *testing.B) {
 	const partitions = 8
 	w := &wires{}

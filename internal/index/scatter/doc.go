@@ -1,82 +1,82 @@
-// Package scatter answers for a whole cluster what one node answers for the partitions that it holds: it asks one node
-// for each partition, asks another where one is slow or gone, and puts the answers together.
+// Package scatter answers queries for a whole cluster. It sends a query to one node for each partition, uses another
+// node after a failure or a delay, and merges the answers.
 //
-// [Scatter] asks around what this node holds itself ([Local]):
+// [Scatter] combines the node's own data ([Local]) with other nodes:
 //
 //	s := scatter.New(scatter.Config{Self: id, Local: node, View: …, Transport: …, …})
 //	answer, err := s.Find(ctx, query)    // from all nodes
 //	list, err := s.Workers(ctx, asked)   // of all nodes
 //
-// A query whose partitions this node serves itself goes to it as it is; nothing is added but a look at the view.
+// If this node serves all partitions of a query, the query goes to it unchanged, after a look at the view.
 //
-// # How a query travels
+// # The path of a query
 //
-//  1. Wanted are the partitions that may have workers of the model, by what nodes announce, and those whose place in
-//     the log the query names; all, if there are none: that nobody knows a model is said only by all.
-//  2. Tokens are hashed here, once for each way in which the model's workers hash (block size, lookahead), which is
-//     remembered from answers; if it is not known, or turns out to have changed, the query is asked anew. Nodes are
-//     sent hashes, never tokens.
-//  3. A [Round] groups the partitions by node: this one first, then as few others as there need be, each the first that
-//     is fit. Requests go out together; this node answers its own share while they travel.
-//  4. An answer is taken for those of its partitions that nobody answered before. What it names as missing, and what an
-//     error leaves open, goes on to the next node at once. An answer that lets its node's 95th percentile pass has the
-//     same partitions asked of another (a hedged request), within the budget of [rpc.Budget], which this process's
-//     clients share: a tenth of all requests. After 250 ms that is done anyway.
-//  5. A node that failed, or was overtaken, is penalised: it is asked only where there is no other until it answers,
-//     and tried once a second.
-//  6. [Union] merges. Workers of one partition never depend on another's, so the union is exact. What nobody answered
-//     before the deadline, less what the answer needs to travel, is named in Missing.
-//  7. The store that workers share is asked once, here, while the nodes are, and merged into what they say together.
+//  1. The wanted partitions are those that may have workers of the model, by the announcements of nodes, and those with
+//     a position in the query's min_seq. If there are none, all partitions are wanted: only all nodes together can
+//     report an unknown model.
+//  2. Tokens are hashed here, once for each block size and lookahead of the model's workers, known from earlier
+//     answers. After a change, the query is repeated. Nodes receive hashes, never tokens.
+//  3. A [Round] groups the partitions by node: this node first, then as few other nodes as possible, the first fit node
+//     of each partition. Requests are sent together, and this node computes its own share meanwhile.
+//  4. An answer counts for partitions that no earlier answer covered. Missing partitions, and the partitions of an
+//     error, go to the next node at once. If an answer exceeds its node's 95th percentile, another node gets the same
+//     partitions (a hedged request), within the budget of [rpc.Budget] for all clients of this process: a tenth of all
+//     requests. After 250 ms the budget does not matter.
+//  5. A node that failed or was overtaken is penalised: it gets requests only without an alternative until it answers,
+//     and one try a second.
+//  6. [Union] merges. Workers of one partition never depend on another partition, so the union is exact. Partitions
+//     without an answer before the deadline, less the time of the answer's transport, are in Missing.
+//  7. The shared store of the workers is queried once, here, during the requests, and merged into the union.
 //
 // # Forwarding
 //
-// A query over NATS that one other node can complete takes a message less: three, not four. The field calls this
-// recursive routing, as opposed to iterative. The node that is asked is the query's origin; the other one finishes it.
+// If another node can complete a query over NATS, forwarding saves a message: three instead of four. The field calls
+// this recursive routing, in contrast to iterative. The receiving node is the query's origin, and the completing node
+// the finisher.
 //
 //	client --query--> origin --query, origin's share--> finisher --answer--> client
 //	                                                    finisher --report--> origin
 //
 // In this order:
 //
-//  1. [Scatter.Forward] chooses a fit node that has all partitions which this one lacks, looks up this node's share,
-//     and packs both. Where an answer takes more than the indexes of two nodes, the query is scattered instead:
-//     explain, min_seq, a shared store, guesses, ranks by address. So is every query over HTTP and every choice of a
-//     worker.
-//  2. [Forward.Send] sends that with the client's own reply subject, or with that of another account in a header
-//     (jetstream.Conn.Forward). Queries of other clusters are not forwarded (jetstream.MayForward).
-//  3. [Scatter.Finish] looks up the rest and merges by the same [Union]. It answers only if that is complete, and if
-//     tokens were hashed as all workers do it now.
-//  4. [Reports] tells the origin: either a summary of the answer, which it counts as if it had given it, or why there
-//     is none. The client has its answer by then, so reports wait up to 5 ms for others to the same origin.
-//  5. Where the report is an error, the origin answers as above ([Scatter.Find]). It does so too if there is no report
-//     5 ms after a hedge is due and the budget allows one, or after 250 ms. The client may then get two
-//     answers. It takes the first one; its library drops the other.
+//  1. [Scatter.Forward] chooses a fit node with all partitions that this node lacks, computes this node's share, and
+//     packs both. A query whose answer needs more than the indexes of two nodes is scattered instead: explain, min_seq,
+//     a shared store, guesses, ranks by address. The same holds for every query over HTTP and every choice of a worker.
+//  2. [Forward.Send] sends the package with the client's own reply subject, or with the reply subject of another
+//     account in a header (jetstream.Conn.Forward). Queries of other clusters are not forwarded (jetstream.MayForward).
+//  3. [Scatter.Finish] computes the rest and merges by the same [Union]. The finisher answers only if the result is
+//     complete, and if the tokens' hashes match all workers' present hashing.
+//  4. [Reports] sends the origin a summary of the answer, which the origin counts as its own, or the reason that there
+//     is none. The client has the answer by then, so reports wait up to 5 ms for further reports to the same origin.
+//  5. After an error in the report, the origin answers as above ([Scatter.Find]). The origin also answers without a
+//     report 5 ms after a hedge is due, if the budget allows one, or after 250 ms. The client may then get two answers.
+//     The client's library drops the second.
 //
-// A forward is awaited, unhedged (no hedge is left) or overtaken (the origin answers); a report ends it. Exactly one of
-// its report and its time decides who accounts for the query, which is always the origin. Nodes announce that they
-// finish queries (cluster.Record); nodes before v0.5.0 do not, and get none. A node that was penalised gets none until
-// it has answered a request, since a request to a dead node fails at once and a forward does not; one that declined
-// gets none for a second.
+// A forward is awaited, unhedged (no hedge is left) or overtaken (the origin answers); a report ends it. Either the
+// report or the time ends the forward. The origin always accounts for the query. Nodes announce that they finish
+// queries (cluster.Record). Nodes before v0.5.0 do not, and get no forwards. A penalised node gets no forwards until it
+// has answered a request, since a request to a dead node fails at once and a forward does not. A node that declined
+// gets no forwards for a second.
 //
-// # What it costs
+// # Costs
 //
-// A query that travels on is two requests, one after the other, so it takes twice as long as one at least, and one and
-// a half times if it is forwarded. On two cores that do all of it, a bare request's p50 counting 1, three relays take
-// 2.2, a query that is forwarded 2.2, and one that is not 3.0 (docs/measurements/2026-11-cluster.md). What follows is
-// of queries that are not forwarded.
+// A query to another node is two consecutive requests, and needs at least twice the time of a request, and one and a
+// half times if forwarded. On two cores that do all of it, with a bare request's p50 as 1, three relays need 2.2, a
+// forwarded query 2.2, and a scattered query 3.0 (docs/measurements/2026-11-cluster.md). The rest of this section is
+// about scattered queries.
 //
-// Their own work is little: 8.8 µs on warm caches for a query of 128 blocks over 8 partitions with 32 workers, an
-// answer of this node and one of another, of which 1.5 µs decode the other's answer. The rest is getting from one
-// goroutine, process and machine to the next. Three processes that relay in the same way and do nothing else take 2.1
-// times a bare request on two cores (tools/bench/cluster); a query takes 2.8 times. Of the 621 µs of one run some 90
-// are the nodes' own, one after the other, by their metrics (kvatlas_request_stage_seconds and its like). On warm
-// caches they are several times less, but many processes take turns on two cores:
+// Their own work is small: 8.8 µs on warm caches for a query of 128 blocks over 8 partitions with 32 workers, an answer
+// of this node and an answer of another node, with 1.5 µs for decoding. The rest is transport between goroutines,
+// processes and machines. Three processes that relay in the same way and do nothing else need 2.1 times a bare request
+// on two cores (tools/bench/cluster); a query needs 2.8 times. Of the 621 µs of one run, some 90 are consecutive work
+// of the nodes, by their metrics (kvatlas_request_stage_seconds and similar). On warm caches the times are several
+// times less, but many processes take turns on two cores:
 //
-//	this node, before and after the others are asked: read, plan, merge, write      31 µs
-//	around the other's reply: encode, send, be woken, decode                        35 µs
+//	this node, before and after the other requests: read, plan, merge, write        31 µs
+//	around the other node's reply: encode, send, wake up, decode                    35 µs
 //	the other node's handler: read, look up, write; 9 µs of it in the index         23 µs
 //
-// Processor time of all three nodes is some 550 µs a query, with 20 switches of threads that wait; of three relays 290
+// Processor time of all three nodes is some 550 µs a query, with 20 switches of waiting threads; of three relays 290
 // µs, with 14. Shares by samples, which overlap:
 //
 //	handlers of both nodes                                          30 %
@@ -87,26 +87,27 @@
 //	memory: allocation, and pages that are touched first            10 %
 //	the funnel, after the answer                                     4 %
 //
-// What was tried, in turns with the same without it, p50: each message written by who publishes it and not by the
-// connection's goroutine, 1.5 % less in one run and 4 to 7 % in another, with 16 % more processor time in a third,
-// not kept; no timer while a reply is waited for, which would cost the hedge, and no funnel at all, each 1 to 2 %
-// less in the median of four rounds, which is within noise; one processor for Go (GOMAXPROCS=1), which wakes no
-// threads to look for work, 10 % less, but a node has more to do than one query after the other.
+// Trials, in turns with the unchanged code, p50: messages written by the publishing goroutine instead of the
+// connection's, 1.5 % less in one run and 4 to 7 % in another, with 16 % more processor time in a third, not kept. No
+// timer during the wait for a reply, which would cost the hedge, and no funnel at all, 1 to 2 % less each in the median
+// of four rounds, within noise. One processor for Go (GOMAXPROCS=1), which wakes no threads to look for work, 10 %
+// less, but a node serves more than one query at a time.
 //
-// # Promises
+// # Guarantees
 //
-// A complete answer is that of a node that has everything. An incomplete one is the same without the missing
-// partitions. An error that one node with everything would give is given: unknown_model if no partition knows it,
-// block_size_mismatch if any contradicts.
+// A complete answer equals the answer of a node with all data. An incomplete answer equals a complete one without the
+// missing partitions. Errors equal the errors of one node with all data: unknown_model if no partition has the model,
+// block_size_mismatch if any partition contradicts.
 //
-// # Who may call what
+// # Goroutines
 //
-// All of [Scatter] and [Peers] from any goroutine. A [Round] and a [Union] belong to one. Requests in flight are in a
-// pool ([rpc.Pool]), which is bounded. Nothing is left running when a call returns but the requests that were sent;
-// their replies tell how long nodes take, and nothing else.
+// [Scatter] and [Peers] may be used from any goroutine. A [Round] and a [Union] belong to a single goroutine. Requests
+// in flight are in a bounded pool ([rpc.Pool]). After the return of a call, only sent requests remain; their replies
+// update the nodes' reply times.
 //
-// # What it leaves to others
+// # Tasks of other packages
 //
-// Who serves what (internal/fleet/cluster), how requests travel (pkg/rpc), what a node says (internal/index/node), and
-// that the answer to a forwarded query reaches its client, where only the origin does (internal/serve/server).
+// internal/fleet/cluster decides which node serves a partition, pkg/rpc transports requests, internal/index/node
+// answers for one node, and internal/serve/server delivers the answer to a forwarded query if only the origin can reach
+// the client.
 package scatter

@@ -13,17 +13,17 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Forwarded is a query that another node forwards.
+// Forwarded is a query that another node has forwarded.
 type Forwarded struct {
-	Origin      string // the node that forwards it
-	ID          uint64 // by which the origin knows it
+	Origin      string // the forwarding node
+	ID          uint64 // the origin's number of the query
 	ContentType string // of the answer
 
-	hashedFor    uint32 // block size for which the tokens were hashed; 0: they were not
-	query, share []byte // for the partitions that the origin lacks; the origin's answer for the others
+	hashedFor    uint32 // block size of the tokens' hashes; 0: the query has no tokens
+	query, share []byte // for the partitions that the origin lacks; the origin's answer for the rest
 }
 
-// appendForwarded writes what [ReadForwarded] reads: an array, to whose end later versions may add.
+// appendForwarded encodes the input of [ReadForwarded]: an array, to which later versions may append.
 func appendForwarded(f *Forwarded, query *api.Query, share *api.Answer) ([]byte, error) {
 	q, err := api.Marshal(api.MsgPack, query)
 	if err != nil {
@@ -43,7 +43,7 @@ func appendForwarded(f *Forwarded, query *api.Query, share *api.Answer) ([]byte,
 	return append(msgp.AppendBinHead(b, len(a)), a...), nil
 }
 
-// ReadForwarded reads what another node forwards. It keeps the body.
+// ReadForwarded decodes a forwarded query. It keeps the body.
 func ReadForwarded(body []byte) (*Forwarded, error) {
 	r := msgp.Reader{Data: body}
 	n, is := r.Array()
@@ -54,14 +54,14 @@ func ReadForwarded(body []byte) (*Forwarded, error) {
 	query, isQuery := r.Bin()
 	share, isShare := r.Bin()
 	if !is || n < 6 || !isOrigin || !isID || !isForm || !isSize || !isQuery || !isShare {
-		return nil, errors.New("this is no forwarded query")
+		return nil, errors.New("the message is no forwarded query")
 	}
 	return &Forwarded{Origin: string(origin), ID: id, ContentType: string(form), hashedFor: uint32(size), query: query,
 		share: share}, nil
 }
 
-// Finish answers a query that another node forwards, from its share of the answer and this node's. The answer is
-// complete. After an error the origin is to answer.
+// Finish answers a forwarded query from the origin's share of the answer and this node's. The answer is complete. After
+// an error, the origin must answer.
 func (s *Scatter) Finish(ctx context.Context, f *Forwarded) (*api.Query, *api.Answer, error) {
 	q, share := &api.Query{}, &api.Answer{}
 	if err := errors.Join(api.Unmarshal(api.MsgPack, f.query, q), api.Unmarshal(api.MsgPack, f.share, share)); err != nil {
@@ -91,7 +91,7 @@ func (s *Scatter) Finish(ctx context.Context, f *Forwarded) (*api.Query, *api.An
 		return nil, nil, err
 	}
 	if f.hashedFor > 0 && !(reading{f.hashedFor, lookaheads(q)}).holds(reading{a.BlockSize, a.Lookaheads}) {
-		return nil, nil, api.Errorf(api.CodeUnavailable, "the workers of %q hash otherwise than the origin did", q.Model)
+		return nil, nil, api.Errorf(api.CodeUnavailable, "the workers of %q hash differently than the origin", q.Model)
 	}
 	a.Lookaheads, a.L3 = nil, share.L3
 	dropMemory(a)
@@ -99,7 +99,7 @@ func (s *Scatter) Finish(ctx context.Context, f *Forwarded) (*api.Query, *api.An
 	return q, a, nil
 }
 
-// lookaheads are those with which a query was hashed.
+// lookaheads returns the lookaheads of a query's hashes.
 func lookaheads(q *api.Query) (list []uint32) {
 	for i := range q.Hashed {
 		list = append(list, q.Hashed[i].Lookahead)
@@ -108,12 +108,12 @@ func lookaheads(q *api.Query) (list []uint32) {
 }
 
 const (
-	reportWithin = 5 * time.Millisecond // how long a report waits for others at most
-	maxReports   = 64                   // that wait for one origin
+	reportWithin = 5 * time.Millisecond // longest wait of a report for further ones
+	maxReports   = 64                   // waiting reports of an origin
 )
 
-// Reports tells origins what became of the queries that they have forwarded. A client has its answer by then, so what
-// one origin is told within five milliseconds travels together. Any goroutine may use it.
+// Reports sends origins the results of forwarded queries. A client has the answer by then, so reports to an origin
+// within five milliseconds are one message. Reports is safe for concurrent use.
 type Reports struct {
 	send func(origin string, reports []byte)
 
@@ -121,27 +121,27 @@ type Reports struct {
 	queued map[string][]queued // by origin
 }
 
-// queued is a report on its way, since a time.
+// queued is a waiting report, with its begin.
 type queued struct {
 	report
 	since time.Time
 }
 
-// report is what became of a forwarded query.
+// report is the result of a forwarded query.
 type report struct {
 	id      uint64
-	outcome string        // "ok", or an error's code: then the origin is to answer
+	outcome string        // "ok", or an error's code: then the origin must answer
 	summary []byte        // of the answer
-	waited  time.Duration // for other reports
+	waited  time.Duration // for further reports
 }
 
-// NewReports returns Reports that has reports sent to their origins, who hand them to [Scatter.Finished]. If they are
-// lost, the origin answers too.
+// NewReports returns Reports that sends reports to their origins. The origins pass reports to [Scatter.Finished]. After
+// the loss of a report, the origin answers too.
 func NewReports(send func(origin string, reports []byte)) *Reports {
 	return &Reports{send: send, queued: map[string][]queued{}}
 }
 
-// Add reports that a query was answered, in summary, or, if there is an error, that it was not: that is said at once.
+// Add reports an answer by its summary, or a failure. Failures are sent at once.
 func (r *Reports) Add(f *Forwarded, summary *api.Answer, failure *api.Error) {
 	var body []byte
 	if failure == nil {
@@ -161,7 +161,7 @@ func (r *Reports) Add(f *Forwarded, summary *api.Answer, failure *api.Error) {
 	}
 }
 
-// Flush sends what waits.
+// Flush sends all waiting reports.
 func (r *Reports) Flush() {
 	r.mu.Lock()
 	origins := slices.Collect(maps.Keys(r.queued))
@@ -188,7 +188,7 @@ func (r *Reports) flush(origin string) {
 	r.send(origin, b)
 }
 
-// appendReport writes what readReport reads: an array, to whose end later versions may add.
+// appendReport encodes the input of readReport: an array, to which later versions may append.
 func appendReport(b []byte, r *report) []byte {
 	b = msgp.AppendArrayHead(b, 4)
 	b = msgp.AppendUint(b, r.id)
@@ -197,7 +197,7 @@ func appendReport(b []byte, r *report) []byte {
 	return msgp.AppendUint(b, uint64(r.waited/time.Microsecond))
 }
 
-// readReport keeps what is read.
+// readReport decodes a report and keeps its bytes.
 func readReport(in *msgp.Reader) (r report, ok bool) {
 	n, is := in.Array()
 	id, isID := in.Uint(1<<64 - 1)

@@ -15,52 +15,51 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// What becomes of a query that was forwarded, for Metrics.Forwarded: the first is an answer, and after the others
-// the origin answers itself.
+// Results of a forwarded query, for Metrics.Forwarded. After all results but the first, the origin answers itself.
 const (
 	ForwardAnswered = "answered" // the finisher has answered
-	ForwardDeclined = "declined" // the finisher could not give a complete answer, and said so
+	ForwardDeclined = "declined" // the finisher reported an incomplete answer
 	ForwardHedged   = "hedged"   // the finisher was slow
-	ForwardGivenUp  = "given_up" // nothing was heard of it
-	ForwardUnsent   = "unsent"   // it could not be sent
+	ForwardGivenUp  = "given_up" // no report arrived
+	ForwardUnsent   = "unsent"   // the send failed
 )
 
-// maxForwards bounds the forwards of which nothing was heard yet. Beyond, queries are scattered.
+// maxForwards bounds the forwards without a report. Further queries are scattered.
 const maxForwards = 4096
 
-// Forward is a query, with this node's share of its answer, that another node is to finish.
+// Forward is a query with this node's share of the answer, to be finished by another node.
 type Forward struct {
 	s       *Scatter
 	ctx     context.Context // for its trace
 	id      uint64
 	node    string
 	body    []byte
-	lacking int  // partitions that the finisher is to look at
-	others  bool // some of these can be asked of a third node too
+	lacking int  // number of the finisher's partitions
+	others  bool // a third node serves some of these too
 	until   time.Duration
 	margin  time.Duration
 
-	// The rest is set by Send, and from then on the table's.
+	// Send sets the remaining fields, which the table then owns.
 	span   tracing.Span
 	phase  phase
 	sent   time.Duration
-	slow   time.Duration // when a hedge is due: a report may be held for a while, and its timer go off late
+	slow   time.Duration // time of the hedge, later than usual: a report may wait, and its timer may be late
 	giveUp time.Duration
 	ended  func(summary *api.Answer, late time.Duration)
 }
 
-// phase is how far a forward has come. One of which the finisher has reported is in no table.
+// phase is the phase of a forward in the table. A report removes the forward.
 type phase uint8
 
 const (
 	awaited   phase = iota + 1 // a hedge will be due
-	unhedged                   // there is no hedge: the budget denied it, or nobody else could be asked
-	overtaken                  // the origin answers itself: a report only tells how long the finisher takes
+	unhedged                   // no hedge: denied by the budget, or no other node
+	overtaken                  // the origin answers; a report only updates the finisher's reply time
 )
 
-// Forward prepares a query for being forwarded to a node that finishes it: one that has all partitions that this one
-// lacks. It returns nil if the query is to be answered here ([Scatter.Find]): no such node is known, this node's share
-// is not complete, or the shared store is to be asked. contentType is what the answer is to be in.
+// Forward prepares a query for a node with all partitions that this node lacks. The result is nil if the query must be
+// answered here ([Scatter.Find]): no suitable node is known, this node's share is incomplete, or the shared store must
+// be queried. contentType is the content type of the answer.
 func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query) *Forward {
 	if s.cfg.Forward == nil || q.Explain || q.Diagnostic || q.Raw || q.Text != nil || q.Ranks != nil ||
 		q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Hashed != nil || q.Partitions != nil || len(q.MinSeq) > 0 {
@@ -78,7 +77,7 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 	if deadline, has := ctx.Deadline(); has {
 		left = time.Until(deadline)
 	}
-	if left < 10*reportWithin { // this node might give up before it hears of the answer
+	if left < 10*reportWithin { // this node might give up before the report arrives
 		return nil
 	}
 	var own []events.Partition
@@ -87,7 +86,7 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 		switch {
 		case s.keeps(w.Serving, w.Fit):
 			own = append(own, w.Partition)
-		case !view.MayServe(w.Partition, q.Model): // then nobody is known to have the model, and all are asked
+		case !view.MayServe(w.Partition, q.Model): // the model may be unknown here, and all nodes are needed
 			return nil
 		default:
 			lacking = append(lacking, w)
@@ -125,7 +124,7 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 		if question.Asked() {
 			return nil
 		}
-		question.Merge(ctx, mine) // says only why nothing is asked
+		question.Merge(ctx, mine) // adds only the reason for no question
 	}
 	share.Partitions = list(lacking)
 	f.others = slices.ContainsFunc(lacking, func(w Wanted) bool {
@@ -143,8 +142,8 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 	return f
 }
 
-// finisher chooses who is to finish a query: a fit node of one of the partitions that are lacking, another one each
-// time, that is as fit for all others; empty if there is none.
+// finisher returns a finisher: a fit node of one of the missing partitions, in turn, that is fit for all missing
+// partitions; empty if there is none.
 func (s *Scatter) finisher(view View, lacking []Wanted, now time.Duration) string {
 	if len(lacking) == 0 {
 		return ""
@@ -161,10 +160,9 @@ func (s *Scatter) finisher(view View, lacking []Wanted, now time.Duration) strin
 	return ""
 }
 
-// Send sends the query. The finisher sends its answer to the subject reply, where somebody waits for it. ended is
-// called once, from another goroutine or from whoever hands over reports: with a summary of the answer that was given,
-// and how long ago that was, as the finisher says; or with nil if none was, and this node is to answer. In rare cases
-// there are two answers.
+// Send sends the query. The finisher sends the answer to the subject reply. ended is called once, from another
+// goroutine or from the caller of Finished: with a summary of the answer and its age by the finisher's report, or with
+// nil if this node must answer. In rare cases there are two answers.
 func (f *Forward) Send(reply string, ended func(summary *api.Answer, late time.Duration)) {
 	s, now := f.s, f.s.now()
 	trace := ""
@@ -183,7 +181,7 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer, late time.D
 	s.cfg.Metrics.Asked(Forwarding.String())
 	s.forwards.add(now, f)
 	err := s.cfg.Forward(f.node, max(f.until-f.margin-now, time.Millisecond), trace, reply, f.body)
-	f.body = nil // the forward is kept for longer
+	f.body = nil // the forward may stay in the table
 	if err == nil {
 		return
 	}
@@ -195,17 +193,16 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer, late time.D
 	s.answerHere(f, ForwardUnsent)
 }
 
-// answerHere has this node answer a query that it had forwarded.
+// answerHere makes this node answer a forwarded query.
 func (s *Scatter) answerHere(f *Forward, why string) {
 	s.cfg.Metrics.Forwarded(why)
 	f.span.End()
 	ended := f.ended
-	f.ended = nil // it holds the request, and the forward may be kept
+	f.ended = nil // it refers to the request, and the forward may stay
 	go ended(nil, 0)
 }
 
-// Finished takes a finisher's reports ([Reports]), one after the other. What is not whole, or of a version that is not
-// known, is as if it was lost.
+// Finished applies a finisher's reports ([Reports]). Incomplete reports and unknown versions count as lost.
 func (s *Scatter) Finished(reports []byte) {
 	for r := (msgp.Reader{Data: reports}); r.Left() > 0; {
 		report, ok := readReport(&r)
@@ -235,7 +232,7 @@ func (s *Scatter) finished(f *Forward, r *report) {
 		f.span.Fail(r.outcome, false)
 		s.answerHere(f, ForwardDeclined)
 	case api.Unmarshal(api.MsgPack, r.summary, summary) != nil:
-		s.answerHere(f, ForwardDeclined) // it is answered twice
+		s.answerHere(f, ForwardDeclined) // the client gets two answers
 	default:
 		s.cfg.Metrics.Forwarded(ForwardAnswered)
 		f.span.End()
@@ -243,7 +240,7 @@ func (s *Scatter) finished(f *Forward, r *report) {
 	}
 }
 
-// tickForwards has this node answer what was forwarded to nodes that are slow. The timer calls it.
+// tickForwards makes this node answer queries with slow finishers. The timer calls it.
 func (s *Scatter) tickForwards() {
 	due, denied := s.forwards.tick(s.now(), s.peers)
 	if denied > 0 {
@@ -259,17 +256,17 @@ func (s *Scatter) tickForwards() {
 	}
 }
 
-// forwards are the queries of this node that others are to finish, until they report. Any goroutine may use it. Its
-// timer goes off when the first is due, or before: forwards that have been reported meanwhile do not set it back.
+// forwards has the forwarded queries of this node until their reports, and is safe for concurrent use. The timer fires
+// when the first query is due, or earlier: reports do not delay the timer.
 type forwards struct {
 	mu    sync.Mutex
 	last  uint64
 	list  map[uint64]*Forward
 	timer *time.Timer
-	wake  time.Duration // when the timer goes off; 0: it is not set
+	wake  time.Duration // time of the timer; 0: not set
 }
 
-// room reports whether there may be one more.
+// room reports whether there is room for a further forward.
 func (t *forwards) room() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -291,7 +288,7 @@ func (t *forwards) add(now time.Duration, f *Forward) {
 	t.set(now, f.due())
 }
 
-// take removes a forward, and returns it if it was there.
+// take removes and returns a forward; nil if missing.
 func (t *forwards) take(id uint64) *Forward {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -300,7 +297,7 @@ func (t *forwards) take(id uint64) *Forward {
 	return f
 }
 
-// due is when something is to be done about a forward.
+// due returns the time of the next action on a forward.
 func (f *Forward) due() time.Duration {
 	switch f.phase {
 	case awaited:
@@ -311,7 +308,7 @@ func (f *Forward) due() time.Duration {
 	return f.until
 }
 
-// set has the timer go off at a time, if it does not before.
+// set moves the timer to an earlier time.
 func (t *forwards) set(now, at time.Duration) {
 	if t.wake == 0 || at < t.wake {
 		t.wake = at
@@ -319,8 +316,8 @@ func (t *forwards) set(now, at time.Duration) {
 	}
 }
 
-// tick goes on to now. It returns the forwards that this node is now to answer itself, and how many hedges were due and
-// beyond the budget.
+// tick advances the time, and returns the forwards that this node must answer, and the number of hedges beyond the
+// budget.
 func (t *forwards) tick(now time.Duration, peers *Peers) (due []*Forward, denied int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -19,16 +19,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// forwarding is a fleet whose nodes finish each other's queries. Messages take time and are lost.
+// forwarding is a fleet with forwarded queries. Messages need time and are lost.
 type forwarding struct {
 	*fleet
 	scatters map[string]*Scatter
 	reports  *Reports      // of all nodes
-	faulty   func() string // what happens to a forwarded query: "", "lost", "slow", "unreported", "unsent", "held"
+	faulty   func() string // fault of a forwarded query: "", "lost", "slow", "unreported", "unsent", "held"
 	budget   rpc.Budget    // of hedges, of all nodes
 
 	mu       sync.Mutex
-	answers  map[string][]*api.Answer // that came to a client, by its reply subject
+	answers  map[string][]*api.Answer // received by a client, by its reply subject
 	outcomes map[string]int
 }
 
@@ -82,7 +82,7 @@ func (g *forwarding) forward(to string, patience time.Duration, reply string, bo
 	go func() {
 		time.Sleep(there)
 		if state := g.states[to]; fault == "lost" || state == "silent" || state == "dead" {
-			return // nobody is told
+			return // no report
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -116,9 +116,9 @@ func (g *forwarding) forward(to string, patience time.Duration, reply string, bo
 	return nil
 }
 
-// ask asks a node as a client does: its query is forwarded if it can be, and answered there otherwise. It returns all
-// answers that came within six seconds, and the error, if this is what was answered.
-func (g *forwarding) ask(t *testing.T, node string, q *api.Query, reply string) (forwarded bool, list []*api.Answer,
+// query sends a query to a node like a client: it is forwarded if possible, and otherwise answered there. It returns all
+// answers within six seconds, and the error if the answer is one.
+func (g *forwarding) query(t *testing.T, node string, q *api.Query, reply string) (forwarded bool, list []*api.Answer,
 	err error) {
 	s := g.scatters[node]
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
@@ -157,9 +157,8 @@ func (g *forwarding) ask(t *testing.T, node string, q *api.Query, reply string) 
 	return true, g.answers[reply], err
 }
 
-// TestForwardedAnswersAreTheSame asks random clusters random questions, with messages that are lost or late and nodes
-// that are gone, slow or failing. Whoever answers says the same as one who scatters the query, and each query is
-// accounted for once.
+// TestForwardedAnswersAreTheSame sends random queries to random clusters, with lost and late messages, and nodes that
+// are missing, slow or failing. All answers equal the answer of a scattered query, and each query is counted once.
 func TestForwardedAnswersAreTheSame(t *testing.T) {
 	seeds := uint64(testkit.Rounds(240))
 	if testing.Short() {
@@ -176,7 +175,7 @@ func TestForwardedAnswersAreTheSame(t *testing.T) {
 			partitions := uint32(len(f.serving))
 			faults := []string{"", "", "lost", "slow", "unreported", "unsent", "held"}
 			g := newForwarding(t, f, partitions, func() string { return faults[rand.IntN(len(faults))] })
-			for seed%3 == 0 && g.budget.Spend() { // nothing is hedged, and what nothing is heard of is given up
+			for seed%3 == 0 && g.budget.Spend() { // no hedges, so missing reports time out
 			}
 			for i := range 12 {
 				node := []string{"n0", "n1"}[rng.IntN(2)]
@@ -185,7 +184,7 @@ func TestForwardedAnswersAreTheSame(t *testing.T) {
 				}
 				q := query(rng, partitions)
 				was := *q
-				if i == 6 { // the workers of a model begin to hash otherwise
+				if i == 6 { // the workers of a model change their hashing
 					for _, n := range f.nodes {
 						for k := range n.workers {
 							if n.workers[k].model == "m1" {
@@ -194,7 +193,7 @@ func TestForwardedAnswersAreTheSame(t *testing.T) {
 						}
 					}
 				}
-				is, got, err := g.ask(t, node, q, fmt.Sprint(i))
+				is, got, err := g.query(t, node, q, fmt.Sprint(i))
 				if !reflect.DeepEqual(*q, was) {
 					t.Errorf("seed %d, query %d: %+v became %+v", seed, i, was, *q)
 				}
@@ -208,13 +207,13 @@ func TestForwardedAnswersAreTheSame(t *testing.T) {
 				if code(err) != code(wantErr) || err == nil && len(got) == 0 {
 					t.Errorf("seed %d, query %d %+v: %d answers and %v, not %v", seed, i, q, len(got), err, wantErr)
 				}
-				if wantErr == nil { // which partitions a node names that has no such workers depends on whom was asked
+				if wantErr == nil { // which missing partitions a node without such workers reports depends on the node
 					want.Partitions = nil
 				}
 				for _, a := range got {
 					for _, p := range a.Partitions {
 						if p.Seq != events.StreamSeq(10+p.Partition) {
-							t.Errorf("seed %d, query %d: %+v is not what its node said", seed, i, p)
+							t.Errorf("seed %d, query %d: %+v differs from its node's answer", seed, i, p)
 						}
 					}
 					if a.Partitions = nil; !reflect.DeepEqual(a, want) {
@@ -245,8 +244,8 @@ func TestForwardedAnswersAreTheSame(t *testing.T) {
 	}
 }
 
-// replicated makes a random cluster of three nodes with two replicas. Some of the time a node is gone or failing, or
-// does not serve what it is known to.
+// replicated makes a random cluster of three nodes with two replicas. At times a node is missing or failing, or does
+// not serve an announced partition.
 func replicated(t *testing.T, rng *rand.Rand) *fleet {
 	partitions := 3 + rng.IntN(6)
 	f := &fleet{
@@ -313,8 +312,8 @@ func three(t *testing.T, faulty func() string) *forwarding {
 	return newForwarding(t, f, 3, faulty)
 }
 
-// TestForwardChooses: queries are forwarded to a node that finishes queries, has all that is lacking, and is neither
-// slow nor declines; others are answered here.
+// TestForwardChooses: queries are forwarded to a node that finishes queries, has all missing partitions, and is neither
+// slow nor declining; other queries are answered here.
 func TestForwardChooses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fault := ""
@@ -324,7 +323,7 @@ func TestForwardChooses(t *testing.T) {
 		ask := func(why string, q *api.Query, forwarded bool) {
 			t.Helper()
 			n++
-			is, got, err := g.ask(t, "n0", q, fmt.Sprint(n))
+			is, got, err := g.query(t, "n0", q, fmt.Sprint(n))
 			if is != forwarded || len(got) == 0 != (err != nil) {
 				t.Errorf("%s: forwarded %v, %d answers, %v", why, is, len(got), err)
 			}
@@ -354,7 +353,7 @@ func TestForwardChooses(t *testing.T) {
 		g.finishes = false
 		ask("nobody finishes", q, false)
 		g.finishes = true
-		s.cfg.Store = func(*api.Query, uint32) Question { return asked{} }
+		s.cfg.Store = func(*api.Query, uint32) Question { return available{} }
 		ask("a shared store", q, false)
 		s.cfg.Store = nil
 		g.fit[1] = 0
@@ -379,13 +378,13 @@ func TestForwardChooses(t *testing.T) {
 	})
 }
 
-// asked is a question to a store that can be asked.
-type asked struct{}
+// available is a question to an available store.
+type available struct{}
 
-func (asked) Asked() bool                        { return true }
-func (asked) Merge(context.Context, *api.Answer) {}
+func (available) Asked() bool                        { return true }
+func (available) Merge(context.Context, *api.Answer) {}
 
-// TestForwardsAreBounded: beyond the bound queries are answered here.
+// TestForwardsAreBounded: queries beyond the bound are answered here.
 func TestForwardsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := three(t, func() string { return "lost" })
@@ -394,12 +393,12 @@ func TestForwardsAreBounded(t *testing.T) {
 			s.forwards.list[1<<40+i] = &Forward{}
 		}
 		if f := s.Forward(t.Context(), api.JSON, &api.Query{Model: "m", Hashes: api.Hashes{1}}); f != nil {
-			t.Error("there was room for one more")
+			t.Error("there was room for a further forward")
 		}
 	})
 }
 
-// TestForwardedCodec: what is not whole is no forwarded query and no report.
+// TestForwardedCodec: a truncated message is neither a forwarded query nor a report.
 func TestForwardedCodec(t *testing.T) {
 	in := &Forwarded{Origin: "a", ID: 1 << 60, ContentType: api.JSON, hashedFor: 16}
 	body, err := appendForwarded(in, &api.Query{Model: "m", Hashes: api.Hashes{1, 2}}, &api.Answer{Blocks: 2})
@@ -441,8 +440,8 @@ func TestForwardedCodec(t *testing.T) {
 	}
 }
 
-// TestReportsTravelTogether: what one origin is told within five milliseconds is one message, unless it is much, or the
-// origin is to answer. Each report says how long it has waited.
+// TestReportsTravelTogether: reports to an origin within five milliseconds are one message, unless they are large or
+// the origin must answer. Each report has its wait.
 func TestReportsTravelTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type message struct {
@@ -501,8 +500,8 @@ func TestReportsTravelTogether(t *testing.T) {
 	})
 }
 
-// TestNotForwardedInAHurry: a query with little time is not forwarded, as this node might answer it too before it hears
-// that it is answered. One with more is, and is answered once.
+// TestNotForwardedInAHurry: a query with little time is not forwarded, because this node might answer too before the
+// report. A query with more time is forwarded, and answered once.
 func TestNotForwardedInAHurry(t *testing.T) {
 	for _, left := range []time.Duration{5 * ms, 20 * ms, 100 * ms} {
 		synctest.Test(t, func(t *testing.T) {

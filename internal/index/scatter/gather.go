@@ -17,23 +17,23 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// gathering is something that is asked of one node for each partition.
+// gathering is a request to a node for each partition.
 type gathering interface {
 	op() string
-	patient() bool // nodes are asked to wait for something
+	patient() bool // nodes wait for an event
 	body(list []events.Partition) ([]byte, error)
-	here(ctx context.Context, list []events.Partition) reply // what this node says
+	here(ctx context.Context, list []events.Partition) reply // this node's reply
 	decode(body []byte) reply
 	add(taken []events.Partition, r reply)
 }
 
-// reply is what a node says, here or there.
+// reply is a node's reply, of this or another node.
 type reply struct {
 	answer  *api.Answer
 	workers *api.WorkerList
-	not     []events.Partition // it does not serve these
-	verdict *api.Error         // it has looked, and there is no answer
-	err     *api.Error         // it has not looked
+	not     []events.Partition // partitions that the node does not serve
+	verdict *api.Error         // a result without an answer
+	err     *api.Error         // no result
 }
 
 type finding struct {
@@ -45,10 +45,10 @@ type finding struct {
 func (*finding) op() string      { return api.OpFind }
 func (f *finding) patient() bool { return len(f.query.MinSeq) > 0 }
 
-// share is the query for some partitions.
+// share returns the query for some partitions.
 func (f *finding) share(list []events.Partition) *api.Query {
 	q := *f.query
-	q.Partitions, q.MinSeq, q.Room = list, nil, nil // the answer may come when nobody waits for it any more
+	q.Partitions, q.MinSeq, q.Room = list, nil, nil // the answer may arrive after the return
 	for _, m := range f.query.MinSeq {
 		if slices.Contains(list, m.Partition) {
 			q.MinSeq = append(q.MinSeq, m)
@@ -86,7 +86,7 @@ func (f *finding) add(taken []events.Partition, r reply) { f.union.Add(taken, r.
 type listing struct {
 	local Local
 	asked api.WorkersRequest
-	list  *api.WorkerList // Next is the first place up to which a node has told all; nil: all have told all
+	list  *api.WorkerList // Next is the least end of a node's page; nil: all pages are complete
 }
 
 func (*listing) op() string    { return api.OpWorkers }
@@ -122,7 +122,7 @@ func (l *listing) add(taken []events.Partition, r reply) {
 	}
 }
 
-// finish makes the list one that lacks nothing up to its end.
+// finish cuts the list at the end of the shortest page.
 func (l *listing) finish(missing []events.Partition) *api.WorkerList {
 	if upTo := l.list.Next; upTo != nil {
 		l.list.Workers = slices.DeleteFunc(l.list.Workers,
@@ -133,7 +133,7 @@ func (l *listing) finish(missing []events.Partition) *api.WorkerList {
 	return l.list
 }
 
-// failure is an error as clients get it; nil for none.
+// failure converts an error for clients; nil stays nil.
 func failure(err error) *api.Error {
 	switch e, is := errors.AsType[*api.Error](err); {
 	case err == nil:
@@ -146,15 +146,15 @@ func failure(err error) *api.Error {
 	return api.Errorf(api.CodeInternal, "%v", err)
 }
 
-// replyQueue is where the replies to one gathering arrive, and what is remembered of its requests.
+// replyQueue receives the replies of a gathering, and has the state of its requests.
 type replyQueue struct {
 	s       *Scatter
-	arrived chan struct{} // something is in list
-	timer   *time.Timer   // of whoever waits for it
+	arrived chan struct{} // signal of an element in list
+	timer   *time.Timer   // of the waiting goroutine
 	sent    []inFlight    // by tag
 
 	mu          sync.Mutex
-	list, spare []arrival // spare is not in use
+	list, spare []arrival // spare is unused
 }
 
 // inFlight is a request to another node.
@@ -167,7 +167,7 @@ type inFlight struct {
 	span    tracing.Span
 }
 
-// arrival is a reply: of the request with a tag, or, if own is not nil, of this node to a request of the round.
+// arrival is a reply: to the request with a tag, or, if own is not nil, of this node to a request of the round.
 type arrival struct {
 	tag   int
 	reply rpc.Reply
@@ -184,7 +184,7 @@ func (q *replyQueue) put(a arrival) {
 	loop.Wake(q.arrived)
 }
 
-// next takes what has arrived.
+// next returns and empties the list.
 func (q *replyQueue) next() []arrival {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -193,7 +193,7 @@ func (q *replyQueue) next() []arrival {
 	return list
 }
 
-// reset makes the queue one for another gathering. Bodies are held by nobody.
+// reset prepares the queue for another gathering. It drops all bodies.
 func (q *replyQueue) reset() {
 	clear(q.list[:cap(q.list)])
 	clear(q.spare[:cap(q.spare)])
@@ -205,8 +205,8 @@ func (q *replyQueue) reset() {
 	}
 }
 
-// lateReplies takes a node's replies that nobody waits for any more: they tell that the node lives, and how long it
-// takes. The tag is when the request was sent, or the complement of that if the node was asked to wait.
+// lateReplies receives a node's replies after the end of the gathering, and updates the node's reply times. The tag is
+// the time of the request, or the complement for a patient request.
 type lateReplies struct {
 	s    *Scatter
 	node string
@@ -220,13 +220,13 @@ func (l *lateReplies) Receive(tag int, r rpc.Reply) {
 	l.s.replied(r, took)
 }
 
-// lateFrom returns what takes the late replies of a node.
+// lateFrom returns the receiver of a node's late replies.
 func (s *Scatter) lateFrom(node string) *lateReplies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.late[node]
 	if l == nil {
-		if len(s.late) >= maxPeers { // names of nodes that are long gone
+		if len(s.late) >= maxPeers { // names of former nodes
 			clear(s.late)
 		}
 		l = &lateReplies{s, node}
@@ -235,7 +235,7 @@ func (s *Scatter) lateFrom(node string) *lateReplies {
 	return l
 }
 
-// replied tells of the end of a request to another node, and returns the error that its reply is.
+// replied reports the end of a request to another node, and returns the error in its reply.
 func (s *Scatter) replied(r rpc.Reply, took time.Duration) *api.Error {
 	e := failure(client.Failure(r))
 	outcome := api.OutcomeOK
@@ -246,18 +246,17 @@ func (s *Scatter) replied(r rpc.Reply, took time.Duration) *api.Error {
 	return e
 }
 
-// What all of a partition's nodes have failed to answer is asked for once more after each of these pauses: nodes lose
-// their connections at the same moment when a NATS server ends to which they all were connected, and are back a few
-// milliseconds later. That is done only while they fail at once, and while the partition has not been missing for long,
-// so that nobody waits where it is of no use.
+// pauses are the pauses before further attempts for partitions on which all nodes failed. After the end of a common
+// NATS server, nodes lose their connections at the same moment, and return a few milliseconds later. Further attempts
+// are made only after immediate failures, and only for partitions that have not been missing for long.
 var pauses = [...]time.Duration{25 * time.Millisecond, 75 * time.Millisecond}
 
 const (
-	atOnce  = 150 * time.Millisecond // with the pauses
+	atOnce  = 150 * time.Millisecond // including the pauses
 	notLong = time.Second
 )
 
-// gather has each partition answered by one node, and returns those that none answered in time.
+// gather gets an answer of a node for each partition, and returns the partitions without an answer in time.
 func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (missing []events.Partition, err error) {
 	begun := s.now()
 	for i := 0; ; i++ {
@@ -280,7 +279,7 @@ func (s *Scatter) gather(ctx context.Context, wanted []Wanted, g gathering) (mis
 	return missing, nil
 }
 
-// lost records which of the wanted partitions are missing, and reports whether some are, and none has been for long.
+// lost records the missing partitions, and reports whether some are missing, but none for long.
 func (s *Scatter) lost(wanted []Wanted, missing []events.Partition) bool {
 	now, fresh := int64(s.now())+1, len(missing) > 0
 	for i := range wanted {
@@ -296,17 +295,17 @@ func (s *Scatter) lost(wanted []Wanted, missing []events.Partition) bool {
 	return fresh
 }
 
-// once is gather, with each node asked once at most.
+// once is gather with at most one request for each node and partition.
 func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missing []events.Partition, err error) {
 	now := s.now()
 	left := defaultDeadline
 	if deadline, has := ctx.Deadline(); has {
 		left = time.Until(deadline)
 	}
-	// The answer must travel too, and those of the others must be here before.
+	// The answer itself must travel, so the nodes' answers must arrive earlier.
 	margin := min(left/10, 50*time.Millisecond)
 	cancel := func() {}
-	if g.patient() { // somebody waits here, and is to be told when nobody waits for him
+	if g.patient() { // a waiting request must end with the caller
 		ctx, cancel = context.WithCancel(ctx)
 	}
 	c := &call{
@@ -330,7 +329,7 @@ func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missi
 			if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return nil, ctx.Err()
 			}
-			c.round.Tick(c.until) // this goroutine was held up
+			c.round.Tick(c.until) // this goroutine was delayed
 		}
 	}
 	missing = c.round.Missing()
@@ -346,7 +345,7 @@ func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missi
 	return missing, nil
 }
 
-// call is one gathering under way. One goroutine owns it.
+// call is a running gathering, owned by a goroutine.
 type call struct {
 	s      *Scatter
 	ctx    context.Context
@@ -357,13 +356,12 @@ type call struct {
 	margin time.Duration
 	queue  *replyQueue
 	toSend []Request
-	fatal  *api.Error // nobody could answer
-	behind *api.Error // somebody waited in vain
+	fatal  *api.Error // no node can answer
+	behind *api.Error // a node waited without success
 	away   sync.WaitGroup
 }
 
-// send sends requests, and those that follow from failing to. What this node is to answer comes last: the others are at
-// work meanwhile.
+// send sends requests, and the requests after failures. This node's own share comes last, while other nodes work.
 func (c *call) send(requests []Request) {
 	for c.toSend = append(c.toSend[:0], requests...); len(c.toSend) > 0 && c.fatal == nil; {
 		i := max(0, slices.IndexFunc(c.toSend, func(a Request) bool { return a.Node != c.s.cfg.Self }))
@@ -455,7 +453,7 @@ func (c *call) settle(id int, r reply) []Request {
 func (c *call) failed(id int, err *api.Error) []Request {
 	switch err.Code {
 	case api.CodeTooLarge:
-		c.fatal = api.Errorf(api.CodeTooLarge, "other nodes must be asked too, and a message between nodes has room for "+
+		c.fatal = api.Errorf(api.CodeTooLarge, "the query needs other nodes, and a message between nodes has room for "+
 			"some 112,000 blocks; give engines larger blocks, or have each node keep all partitions (--replication)")
 		return nil
 	case api.CodeBehind:
@@ -464,7 +462,7 @@ func (c *call) failed(id int, err *api.Error) []Request {
 	return c.round.Fail(c.s.now(), id, err.Code != api.CodeBehind && err.Code != api.CodeBusy)
 }
 
-// end lets go of everything. Replies that come later are for the nodes' times alone.
+// end releases all resources. Later replies only update reply times.
 func (c *call) end() {
 	c.round.End(c.s.now())
 	c.cancel()
@@ -481,7 +479,7 @@ func (c *call) end() {
 		}
 		c.s.cfg.Transport.Redirect(f.id, c.s.lateFrom(f.node), tag)
 	}
-	for _, a := range c.queue.next() { // what came when nobody looked any more
+	for _, a := range c.queue.next() { // arrived after the last look
 		if a.own == nil {
 			c.s.replied(a.reply, a.at-c.queue.sent[a.tag].at)
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// TestTenThousandWorkers lists them over three nodes, in messages of the usual size.
+// TestTenThousandWorkers lists 10,000 workers over three nodes, in messages of the usual size.
 func TestTenThousandWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const partitions, workers = 16, 10_000
@@ -23,7 +23,7 @@ func TestTenThousandWorkers(t *testing.T) {
 		names := []string{"n0", "n1", "n2"}
 		for i, name := range names {
 			n := &node{partitions: partitions, seq: func(events.Partition) events.StreamSeq { return 1 }}
-			n.serves = func(p events.Partition) bool { return int(p)%3 != i } // two of the three have each
+			n.serves = func(p events.Partition) bool { return int(p)%3 != i } // two of three nodes have each partition
 			f.nodes[name] = n
 		}
 		for p := range partitions {
@@ -51,12 +51,12 @@ func TestTenThousandWorkers(t *testing.T) {
 		})
 		largest := 0
 		list := &api.WorkerList{}
-		for more := true; more; more = list.Next != nil { // as clients ask for it
+		for more := true; more; more = list.Next != nil { // like a client
 			part, err := s.Workers(t.Context(), api.WorkersRequest{After: list.Next, Limit: api.WorkersPage})
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i := range part.Workers { // as the registry says it
+			for i := range part.Workers { // like the registry
 				part.Workers[i].Lease = &api.Lease{Holder: "ZXCVBNMASDFGHJKLQWERTYUIOP",
 					Host: "gpu-node-0123.cluster.local", L3: "SGLang HiCache on Mooncake, mooncake-master:9003"}
 			}
@@ -85,6 +85,6 @@ func TestTenThousandWorkers(t *testing.T) {
 		if err != nil || len(whole.Workers) != workers || whole.Next != nil {
 			t.Errorf("at once: %v: %d workers", err, len(whole.Workers))
 		}
-		time.Sleep(time.Minute) // until what waits for replies has ended
+		time.Sleep(time.Minute) // until the waits for replies have ended
 	})
 }

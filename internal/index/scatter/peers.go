@@ -8,24 +8,24 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// When another node is asked beside one that is slow (a hedged request), and instead of it.
+// Times of hedged requests and of replacements.
 const (
-	hedgePercentile = 0.95                   // of a node's recent replies: one that takes longer is slow
+	hedgePercentile = 0.95                   // of a node's recent replies: a longer one is slow
 	leastHedge      = 2 * time.Millisecond   // no reply is slow before
-	firstHedge      = 20 * time.Millisecond  // while a node has hardly answered yet
-	giveUpAfter     = 250 * time.Millisecond // or half of the time: then the next is asked, budget or not
-	penaltyTime     = time.Second            // how long one that failed is asked only where there is no other
+	firstHedge      = 20 * time.Millisecond  // before a node has enough replies
+	giveUpAfter     = 250 * time.Millisecond // or half of the time: then the next node is used
+	penaltyTime     = time.Second            // a failed node gets requests only without an alternative for this time
 )
 
-// How a node's reply times are remembered.
+// The history of reply times.
 const (
-	recent   = 128 // that many
-	reckoned = 16  // after that many more the percentile is reckoned anew; and with fewer there is none
+	recent   = 128 // number of kept times
+	reckoned = 16  // the percentile is computed again after this number of replies; with fewer there is none
 	maxPeers = 1024
 )
 
-// Peers is what is remembered of other nodes from one query to the next: how long they take, who is to be avoided, and
-// how many hedges may be made. Any goroutine may use it. Times are of one monotonic clock.
+// Peers has the state of other nodes between queries: reply times, penalties, and the budget of hedges. Peers is safe
+// for concurrent use. Times are of one monotonic clock.
 type Peers struct {
 	hedges *rpc.Budget
 
@@ -36,21 +36,21 @@ type Peers struct {
 }
 
 type peer struct {
-	times   [recent]time.Duration // the last ones, in a ring
-	count   int                   // of replies ever
+	times   [recent]time.Duration // a ring of the last ones
+	count   int                   // number of all replies
 	slow    time.Duration         // the percentile of times; 0: too few
-	penalty time.Duration         // until then the node is asked where there is no other; 0: it is not
-	decline time.Duration         // until then nothing is forwarded to the node; 0: it has declined nothing
+	penalty time.Duration         // until then only without an alternative; 0: no penalty
+	decline time.Duration         // until then no forwards; 0: none declined
 }
 
-// NewPeers returns a memory of nobody. Hedged requests are taken from the budget.
+// NewPeers returns Peers without nodes. Hedged requests use the budget.
 func NewPeers(hedges *rpc.Budget) *Peers { return &Peers{hedges: hedges, nodes: map[string]*peer{}} }
 
-// of returns what is remembered of a node. Called with p.mu held.
+// of returns the state of a node. p.mu is held.
 func (p *Peers) of(node string) *peer {
 	n := p.nodes[node]
 	if n == nil {
-		if len(p.nodes) >= maxPeers { // names of nodes that are long gone
+		if len(p.nodes) >= maxPeers { // names of former nodes
 			clear(p.nodes)
 		}
 		n = &peer{}
@@ -59,7 +59,7 @@ func (p *Peers) of(node string) *peer {
 	return n
 }
 
-// Answered tells that a node answered after a time. It is no longer penalised.
+// Answered records a node's answer and its time, and ends a penalty.
 func (p *Peers) Answered(node string, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,22 +74,22 @@ func (p *Peers) Answered(node string, took time.Duration) {
 	}
 }
 
-// Penalise tells that a node failed or was overtaken.
+// Penalise records that a node failed or was overtaken.
 func (p *Peers) Penalise(node string, now time.Duration) {
 	p.mu.Lock()
 	p.of(node).penalty = now + penaltyTime
 	p.mu.Unlock()
 }
 
-// Declined tells that a node could not finish a query that was forwarded to it. For a while it gets no other.
+// Declined records that a node could not finish a forwarded query. The node gets no further query for a while.
 func (p *Peers) Declined(node string, now time.Duration) {
 	p.mu.Lock()
 	p.of(node).decline = now + penaltyTime
 	p.mu.Unlock()
 }
 
-// finishes reports whether a query may be forwarded to a node. Whether one that was penalised is back is found out with
-// a request: if nobody is there, that is known at once.
+// finishes reports whether a query may be forwarded to a node. Only requests test whether a penalised node is back,
+// since a request to a missing node fails at once.
 func (p *Peers) finishes(node string, now time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +97,7 @@ func (p *Peers) finishes(node string, now time.Duration) bool {
 	return n == nil || n.penalty == 0 && now >= n.decline
 }
 
-// penalised reports whether a node is to be avoided.
+// penalised reports whether a node should be avoided.
 func (p *Peers) penalised(node string, now time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,8 +105,8 @@ func (p *Peers) penalised(node string, now time.Duration) bool {
 	return n != nil && now < n.penalty
 }
 
-// sent tells of a request, and returns after which time its node is slow. One that was penalised is so again for all
-// others until it answers: one request tries it.
+// sent records a request, and returns the time after which the node is slow. A penalised node stays penalised for all
+// other queries until an answer: a single request tries the node.
 func (p *Peers) sent(node string, now time.Duration, kind Kind) time.Duration {
 	if kind != Hedge {
 		p.hedges.Earn()
@@ -126,7 +126,7 @@ func (p *Peers) sent(node string, now time.Duration, kind Kind) time.Duration {
 	return max(n.slow, leastHedge)
 }
 
-// next is another number each time, so that queries begin at different partitions.
+// next returns consecutive numbers, so that queries begin at different partitions.
 func (p *Peers) next() uint {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -7,66 +7,66 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Wanted is a partition that is to be looked at, and who can.
+// Wanted is a partition to search, with the serving nodes.
 type Wanted struct {
 	Partition events.Partition
 	Serving   []string // best first
-	Fit       int      // that many of them are as good as each other
+	Fit       int      // number of equally good nodes
 }
 
-// maxServing is how many nodes of one partition a round considers.
+// maxServing bounds the nodes of a partition in a round.
 const maxServing = 64
 
-// Request is a request that is to be sent, or, if its node is the round's own, to be answered here.
+// Request is a request to send, or, for the round's own node, to answer here.
 type Request struct {
-	ID         int // counted from 0 in each round
+	ID         int // from 0 in each round
 	Node       string
 	Partitions []events.Partition
 	Kind       Kind
 }
 
-// Kind is why a request is made.
+// Kind is the reason for a request.
 type Kind uint8
 
 const (
-	First      Kind = iota // nobody was asked before
-	Next                   // somebody failed, or said that he does not serve it, or was given up
-	Hedge                  // somebody is slow
-	Forwarding             // the query, to be finished there
+	First      Kind = iota // the first for its partitions
+	Next                   // after a failure, a missing partition, or a timeout
+	Hedge                  // beside a slow node
+	Forwarding             // the query, to be finished by the node
 )
 
 func (k Kind) String() string { return [...]string{"first", "next", "hedge", "forward"}[k] }
 
-// Round has each wanted partition answered by one node, as long as there are nodes to ask and time. It is stepped:
-// whoever steps it sends what it returns, tells it what comes back, and calls Tick when Next says. One goroutine owns
-// it.
+// Round gets an answer of a node for every wanted partition, as long as there are nodes and time. A round is stepped:
+// the caller sends the returned requests, passes the replies to the round, and calls Tick at the time of Next. A single
+// goroutine owns a round.
 //
 // Invariants:
-//  1. A partition is taken from at most one answer.
-//  2. A partition that is neither taken nor missing has been asked of a node that may still answer.
-//  3. No node is asked twice for the same partition.
+// 1. A partition is taken from at most one answer.
+// 2. A partition that is neither taken nor missing has a pending request.
+// 3. No node gets two requests for the same partition.
 type Round struct {
 	peers *Peers
 	self  string
 	until time.Duration
 
-	// Patient says that nodes were asked to wait: nothing is learnt from how long they take, and nobody is hedged.
+	// Patient: nodes wait for an event, so their reply times do not count, and there are no hedges.
 	patient bool
 
 	parts    []part
 	attempts []attempt
-	open     int // parts neither taken nor missing
+	open     int // open parts: neither taken nor missing
 	batch    []Request
 	list     []int
 
-	HedgesDenied int // hedges that were due and beyond the budget
+	HedgesDenied int // due hedges beyond the budget
 }
 
 type part struct {
 	Wanted
-	tried   uint64 // which of Serving
-	waiting int    // requests that may still be answered
-	fresh   int    // those of them that are not given up
+	tried   uint64 // bits of Serving
+	waiting int    // pending requests
+	fresh   int    // pending requests that have not timed out
 	over    bool   // taken or missing
 	missing bool
 }
@@ -75,20 +75,19 @@ type attempt struct {
 	node    string
 	parts   []int
 	sent    time.Duration
-	slow    time.Duration // when a hedge is due
+	slow    time.Duration // time of the hedge
 	giveUp  time.Duration
-	hedged  bool // or gets no hedge
+	hedged  bool // or has no hedge
 	givenUp bool
 	closed  bool
 }
 
-// NewRound returns a round that asks until a time, on behalf of a node. With patient, nodes were asked to wait for
-// something.
+// NewRound returns a round for a node that ends at a time. patient: nodes wait for an event.
 func NewRound(peers *Peers, self string, until time.Duration, patient bool) *Round {
 	return &Round{peers: peers, self: self, until: until, patient: patient}
 }
 
-// Begin asks for all that is wanted.
+// Begin returns the requests for all wanted partitions.
 func (r *Round) Begin(now time.Duration, wanted []Wanted) []Request {
 	r.parts = make([]part, len(wanted))
 	r.open = len(wanted)
@@ -107,8 +106,8 @@ func (r *Round) Begin(now time.Duration, wanted []Wanted) []Request {
 	return r.assign(now, list, First)
 }
 
-// Answer tells that a request was answered; not lists the asked partitions that its node does not serve. What is taken
-// are those that nobody else answered before; the rest of the answer is to be ignored.
+// Answer records the answer to a request; not has requested partitions without service by the node. taken has the
+// partitions without an earlier answer; the rest of the answer must be ignored.
 func (r *Round) Answer(now time.Duration, id int, not []events.Partition,
 ) (taken []events.Partition, requests []Request) {
 	a := &r.attempts[id]
@@ -137,8 +136,7 @@ func (r *Round) Answer(now time.Duration, id int, not []events.Partition,
 	return taken, r.assign(now, again, Next)
 }
 
-// Fail tells that a request was refused or could not be sent. penalise says that others should rather not ask this
-// node.
+// Fail records a refused or unsent request. penalise: other queries should avoid the node.
 func (r *Round) Fail(now time.Duration, id int, penalise bool) []Request {
 	a := &r.attempts[id]
 	if a.closed {
@@ -162,7 +160,7 @@ func (r *Round) close(a *attempt) {
 	}
 }
 
-// Tick goes on to now.
+// Tick advances the time to now.
 func (r *Round) Tick(now time.Duration) (requests []Request) {
 	if now >= r.until {
 		for i := range r.parts {
@@ -170,7 +168,7 @@ func (r *Round) Tick(now time.Duration) (requests []Request) {
 		}
 		return nil
 	}
-	for id := range r.attempts { // those that are added meanwhile are not due
+	for id := range r.attempts { // new ones are not due
 		a := &r.attempts[id]
 		if a.closed || a.givenUp {
 			continue
@@ -192,7 +190,7 @@ func (r *Round) Tick(now time.Duration) (requests []Request) {
 	return requests
 }
 
-// hedge asks others for what a slow node was asked, if there are others and the budget allows it.
+// hedge returns requests to further nodes beside a slow one, within the budget.
 func (r *Round) hedge(now time.Duration, a *attempt) []Request {
 	list := r.list[:0]
 	for _, i := range a.parts {
@@ -211,7 +209,7 @@ func (r *Round) hedge(now time.Duration, a *attempt) []Request {
 	return r.assign(now, list, Hedge)
 }
 
-// untried reports whether a partition can be asked of another node yet.
+// untried reports whether a further node serves the partition.
 func (r *Round) untried(p *part) bool {
 	for k, node := range p.Serving {
 		if p.tried&(1<<k) == 0 && node != r.self {
@@ -221,8 +219,8 @@ func (r *Round) untried(p *part) bool {
 	return false
 }
 
-// assign asks for partitions of whoever is best for each and has not been asked, unless somebody is being asked who is
-// not given up. Partitions of one node go into one request.
+// assign requests partitions from the best unused nodes, unless a request is pending within its time. Partitions of a
+// node are a single request.
 func (r *Round) assign(now time.Duration, list []int, kind Kind) []Request {
 	r.batch = r.batch[:0]
 	begin := len(r.attempts)
@@ -266,9 +264,8 @@ func (r *Round) request(now time.Duration, node string, kind Kind) attempt {
 	}
 }
 
-// choose returns which of a partition's nodes is to be asked: the own one; then one that the batch, which begins at a
-// request, asks already; then the first; those that are not fit, and then those that are penalised, only where there is
-// no other.
+// choose returns the index of the best node of a partition: this node; then a node in the batch, which begins at a
+// request; then the first node. Nodes that are not fit, and then penalised nodes, are used only without an alternative.
 func (r *Round) choose(now time.Duration, p *part, begin int) int {
 	best, bestRank := -1, 5
 	for k, node := range p.Serving {
@@ -301,10 +298,10 @@ func (r *Round) miss(p *part) {
 	}
 }
 
-// Done reports whether every partition is taken or missing.
+// Done reports whether no partition is open.
 func (r *Round) Done() bool { return r.open == 0 }
 
-// Next is when Tick has something to do.
+// Next returns the time of the next Tick.
 func (r *Round) Next() time.Duration {
 	at := r.until
 	for i := range r.attempts {
@@ -320,7 +317,7 @@ func (r *Round) Next() time.Duration {
 	return at
 }
 
-// End is called when nobody waits any more. Slow nodes that others have overtaken are penalised until they answer.
+// End ends the round. Slow, overtaken nodes are penalised until they answer.
 func (r *Round) End(now time.Duration) {
 	if r.patient {
 		return
@@ -332,7 +329,7 @@ func (r *Round) End(now time.Duration) {
 	}
 }
 
-// Missing lists the partitions that nobody answered, in ascending order.
+// Missing returns the partitions without an answer, in ascending order.
 func (r *Round) Missing() (list []events.Partition) {
 	for i := range r.parts {
 		if r.parts[i].missing {

@@ -13,24 +13,24 @@ import (
 
 const ms = time.Millisecond
 
-// network is what nodes do when they are asked: it is the same whoever asks, and decided beforehand.
+// network is the behaviour of nodes: decided in advance, and independent of the sender.
 type network struct {
 	rng    *rand.Rand
-	silent map[string]bool                      // take requests and do not answer
+	silent map[string]bool                      // receive requests and do not answer
 	refuse map[string]bool                      // answer with an error
-	holds  map[string]map[events.Partition]bool // what they really serve
+	holds  map[string]map[events.Partition]bool // actually served partitions
 	delay  func() time.Duration                 // of an answer
-	late   []due                                // answers to rounds that are over
+	late   []due                                // answers to finished rounds
 }
 
-// due is something that comes back from a node.
+// due is a future reply of a node.
 type due struct {
 	sent, at time.Duration
 	ask      Request
 }
 
-// tell hands over what came too late for its round.
-func (w *network) tell(peers *Peers, now time.Duration) {
+// deliver passes late replies to Peers.
+func (w *network) deliver(peers *Peers, now time.Duration) {
 	w.late = slices.DeleteFunc(w.late, func(d due) bool {
 		if d.at <= now && !w.refuse[d.ask.Node] {
 			peers.Answered(d.ask.Node, d.at-d.sent)
@@ -39,7 +39,7 @@ func (w *network) tell(peers *Peers, now time.Duration) {
 	})
 }
 
-// play steps a round to its end on a network and returns what it took from whom, and the time it took.
+// play steps a round to its end on a network. It returns the source of each partition, and the end.
 func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wanted,
 	count func(Request)) (taken map[events.Partition]string, end time.Duration) {
 	t.Helper()
@@ -53,7 +53,7 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 			}
 			for _, p := range a.Partitions {
 				if key := fmt.Sprint(a.Node, p); asked[key] {
-					t.Fatalf("node %s was asked twice for partition %d", a.Node, p)
+					t.Fatalf("node %s got two requests for partition %d", a.Node, p)
 				} else {
 					asked[key] = true
 				}
@@ -80,14 +80,14 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 		}
 		if i < 0 || coming[i].at > r.Next() {
 			now = max(now, r.Next())
-			w.tell(r.peers, now)
+			w.deliver(r.peers, now)
 			send(r.Tick(now))
 			continue
 		}
 		d := coming[i]
 		coming = slices.Delete(coming, i, i+1)
 		now = d.at
-		w.tell(r.peers, now)
+		w.deliver(r.peers, now)
 		if w.refuse[d.ask.Node] {
 			send(r.Fail(now, d.ask.ID, true))
 			continue
@@ -101,7 +101,7 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 		got, asks := r.Answer(now, d.ask.ID, not)
 		for _, p := range got {
 			if _, twice := taken[p]; twice || !slices.Contains(d.ask.Partitions, p) || slices.Contains(not, p) {
-				t.Fatalf("partition %d was taken from %s, which was asked %v and does not serve %v; before from %q", p,
+				t.Fatalf("partition %d came from %s, with requests for %v, not serving %v; earlier from %q", p,
 					d.ask.Node, d.ask.Partitions, not, taken[p])
 			}
 			taken[p] = d.ask.Node
@@ -113,8 +113,8 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 	return taken, now
 }
 
-// TestRoundsTakeWhatCanBeHad plays random rounds on random networks: what is taken is what asking everybody would give,
-// and what is missing is the rest, exactly.
+// TestRoundsTakeWhatCanBeHad plays random rounds on random networks: the answered partitions equal the reachable ones, and
+// the rest is missing.
 func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 	seeds := uint64(4000)
 	if testing.Short() {
@@ -140,16 +140,16 @@ func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 			}
 		}
 		peers := NewPeers(&rpc.Budget{})
-		for i := range 3 { // the later ones know who is to be avoided
+		for i := range 3 { // later rounds have penalties
 			wanted := make([]Wanted, rng.IntN(20))
 			can := map[events.Partition]bool{}
 			for k := range wanted {
 				p := events.Partition(k * 3)
 				wanted[k] = Wanted{Partition: p, Fit: rng.IntN(4)}
 				for _, at := range rng.Perm(len(nodes))[:rng.IntN(min(4, len(nodes)+1))] {
-					wanted[k].Serving = append(wanted[k].Serving, nodes[at]) // as the view says
+					wanted[k].Serving = append(wanted[k].Serving, nodes[at]) // by the view
 					holds := rng.IntN(5) > 0
-					w.holds[nodes[at]][p] = holds // as it is
+					w.holds[nodes[at]][p] = holds // actually
 					can[p] = can[p] || holds && !w.silent[nodes[at]] && !w.refuse[nodes[at]]
 				}
 			}
@@ -160,7 +160,7 @@ func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 			for k := range wanted {
 				p := wanted[k].Partition
 				if _, has := taken[p]; has != can[p] || has == slices.Contains(missing, p) {
-					t.Fatalf("seed %d, round %d: partition %d of %v: could be had: %v, taken: %v, missing: %v", seed, i,
+					t.Fatalf("seed %d, round %d: partition %d of %v: reachable: %v, answered: %v, missing: %v", seed, i,
 						p, wanted[k].Serving, can[p], has, missing)
 				}
 			}
@@ -168,7 +168,7 @@ func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 				incomplete++
 			}
 			if len(missing)+len(taken) != len(wanted) || end > begin+time.Second {
-				t.Fatalf("seed %d: %d wanted, %d taken, missing %v, at %v", seed, len(wanted), len(taken), missing, end)
+				t.Fatalf("seed %d: %d wanted, %d answered, missing %v, at %v", seed, len(wanted), len(taken), missing, end)
 			}
 		}
 	}
@@ -196,8 +196,8 @@ func all(partitions int, nodes ...string) map[string]map[events.Partition]bool {
 	return out
 }
 
-// TestHedgesKeepToTheirBudget lets a node become slow now and then, and then for ever: others are asked instead, but no
-// more often than allowed, and the node is left alone when it is known.
+// TestHedgesKeepToTheirBudget makes a node slow at times, and then for ever: other nodes get the requests within the
+// budget, and the slow node is avoided.
 func TestHedgesKeepToTheirBudget(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	slow := 0.02
@@ -234,10 +234,10 @@ func TestHedgesKeepToTheirBudget(t *testing.T) {
 	if took[4950] > 10*ms {
 		t.Errorf("p99 is %v although a hedge would be answered in %v", took[4950], ms)
 	}
-	for hedges.Spend() { // there is none to begin with
+	for hedges.Spend() { // none at the begin
 	}
 	before, denied, asked := kinds[Hedge], 0, 0
-	for i := range 400 { // nodes that were fast until now are slow all at once, and fast again for as long
+	for i := range 400 { // fast nodes become slow all at once, and fast again for as long
 		slow = float64((i/20 + 1) % 2)
 		for range 10 {
 			r := NewRound(peers, "me", now+5*time.Second, false)
@@ -256,7 +256,7 @@ func TestHedgesKeepToTheirBudget(t *testing.T) {
 	}
 }
 
-// TestASilentNodeIsLeftAlone: a node that stops answering costs a few queries a little, not all of them.
+// TestASilentNodeIsLeftAlone: a node that stops answering slows a few queries, not all of them.
 func TestASilentNodeIsLeftAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	w := &network{rng: rng, silent: map[string]bool{}, holds: all(4, "a", "b"),
@@ -284,17 +284,17 @@ func TestASilentNodeIsLeftAlone(t *testing.T) {
 	run(1000)
 	w.silent["a"] = true
 	slow, asked := run(5000) // some 10 s
-	t.Logf("a is silent: %d of 5000 queries were slower than usual; it was asked %d times", slow, asked)
+	t.Logf("a is silent: %d of 5000 queries were slower than usual; a got %d requests", slow, asked)
 	if slow > 20 || asked > 20 || asked < 5 {
-		t.Errorf("%d queries were slow, and the silent node was asked %d times", slow, asked)
+		t.Errorf("%d queries were slow, and the silent node got %d requests", slow, asked)
 	}
 	w.silent["a"] = false
 	if _, asked := run(3000); asked < 1000 {
-		t.Errorf("it answers again and was asked %d times in 3000 queries", asked)
+		t.Errorf("it answers again and got %d requests in 3000 queries", asked)
 	}
 }
 
-// TestPatience: who was asked to wait is not slow.
+// TestPatience: a node that waits for an event is not slow.
 func TestPatience(t *testing.T) {
 	peers := NewPeers(&rpc.Budget{})
 	r := NewRound(peers, "me", time.Second, true)
@@ -307,11 +307,11 @@ func TestPatience(t *testing.T) {
 		t.Errorf("after the time to give up: %+v; penalised: %v", asks, peers.penalised("a", 251*ms))
 	}
 	if taken, _ := r.Answer(400*ms, 0, nil); len(taken) != 1 || !r.Done() {
-		t.Error("the answer that came after it was given up was not taken")
+		t.Error("the answer after the timeout was not taken")
 	}
 }
 
-// TestPartitionsOfOneNodeGoTogether: as few requests as the order of preference allows.
+// TestPartitionsOfOneNodeGoTogether: the number of requests is minimal for the order of preference.
 func TestPartitionsOfOneNodeGoTogether(t *testing.T) {
 	peers := NewPeers(&rpc.Budget{})
 	wanted := []Wanted{

@@ -15,58 +15,57 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// View is what is known of the cluster at one moment. It does not change.
+// View is the state of the cluster at a moment. A View is immutable.
 type View interface {
-	Serving(p events.Partition) []string // whom a partition can be asked of, best first
-	// that many of them are as good as each other; the others are for who has no choice
+	Serving(p events.Partition) []string // nodes that serve a partition, best first
+	// Fit returns the number of equally good nodes; the rest is for lack of an alternative.
 	Fit(p events.Partition) int
 	MayServe(p events.Partition, model string) bool // whether the partition may have workers of a model
-	Finishes(node string) bool                      // whether another node answers queries that are forwarded to it
+	Finishes(node string) bool                      // whether another node finishes forwarded queries
 }
 
-// Transport carries requests to other nodes.
+// Transport sends requests to other nodes.
 type Transport interface {
-	// Send sends a request for an operation, in MessagePack, and returns at once. The reply goes to the receiver, if it
-	// comes, with the tag; patience says how long it is waited for, trace is the header of its trace. See [rpc.Pool].
+	// Send sends a request for an operation, in MessagePack, and returns at once. The receiver gets the reply with the
+	// tag. patience bounds the wait, trace is the header of the trace. See [rpc.Pool].
 	Send(node, op string, patience time.Duration, trace string, body []byte, to rpc.Receiver, tag int) (
 		id uint64, err error)
 
-	// Redirect gives the reply to a request, if it is still to come, to another receiver.
+	// Redirect sends a pending reply to another receiver.
 	Redirect(id uint64, to rpc.Receiver, tag int)
 }
 
-// Question is a query's question to the store that workers share.
+// Question is a query's lookup in the shared store of workers.
 type Question interface {
-	Asked() bool // whether there is a store that can be asked
-	// waits for it, within bounds, and writes what it says into the answer and its workers
+	Asked() bool // whether a store can be queried
+	// Merge waits for the result, within bounds, and adds it to the answer.
 	Merge(ctx context.Context, answer *api.Answer)
 }
 
-// Local is an indexer of what one node holds.
+// Local is an indexer of one node's data.
 type Local interface {
 	Find(ctx context.Context, q *api.Query) (*api.Answer, error)
 	Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error)
 }
 
-// Config is one node's.
+// Config configures a [Scatter].
 type Config struct {
-	Self        string // as the view calls this node
+	Self        string // name of this node in the view
 	Partitions  uint32
 	PartitionOf func(events.WorkerID) (events.Partition, error)
 
-	Local Local // answers for what this node holds
+	Local Local // this node's data
 
-	// View returns what is known of the cluster now; nil if this node is all there is.
+	// View returns the present state of the cluster; nil if this node is alone.
 	View func() View
 
 	Transport Transport
-	Hedges    *rpc.Budget // that requests of this transport share
+	Hedges    *rpc.Budget // common to the requests of this transport
 
-	// Forward sends a query to the node that is to finish it, which answers at the subject reply. May be nil: then no
-	// query is forwarded.
+	// Forward sends a query to the finisher, which answers at the subject reply. nil: queries are not forwarded.
 	Forward func(node string, patience time.Duration, trace, reply string, body []byte) error
 
-	// Store begins a query's question to the shared store. May be nil.
+	// Store begins a query's lookup in the shared store. nil: no store.
 	Store func(q *api.Query, blockSize uint32) Question
 
 	Metrics Metrics // nil: [NoMetrics]
@@ -84,7 +83,7 @@ type Metrics interface {
 	Stage(ctx context.Context, stage string, took time.Duration)
 }
 
-// NoMetrics measures nothing. Other types embed it to implement a part of [Metrics].
+// NoMetrics measures nothing. Embed it to implement a part of [Metrics].
 type NoMetrics struct{}
 
 func (NoMetrics) Asked(string)                                 {}
@@ -96,12 +95,12 @@ func (NoMetrics) Stage(context.Context, string, time.Duration) {}
 
 // The parts of a scattered query, for Metrics.Stage.
 const (
-	StageHash  = "hash"  // of a prompt's tokens
-	StagePeers = "peers" // until each node that was asked has answered, this one too
-	StageStore = "store" // what a store that workers share is waited for
+	StageHash  = "hash"  // the hashes of a prompt's tokens
+	StagePeers = "peers" // until all nodes have answered, including this node
+	StageStore = "store" // the wait for the shared store
 )
 
-// Scatter answers for a whole cluster. Any number of goroutines may use it.
+// Scatter answers for a whole cluster, and is safe for concurrent use.
 type Scatter struct {
 	cfg    Config
 	peers  *Peers
@@ -114,17 +113,17 @@ type Scatter struct {
 	late     map[string]*lateReplies // by node
 	readings map[readingKey]reading
 
-	// by partition: since when nobody has answered for it, in nanoseconds and one; 0: somebody has
+	// missing has the begin of the time without an answer, by partition, in nanoseconds plus one; 0: answered.
 	missing []atomic.Int64
 }
 
-// defaultDeadline is for queries that have none.
+// defaultDeadline is the deadline of a query without a deadline.
 const defaultDeadline = 5 * time.Second
 
-// maxReadings bounds what is remembered of how models hash.
+// maxReadings bounds the known hashings of models.
 const maxReadings = 1024
 
-// New returns what answers for a cluster.
+// New returns a Scatter.
 func New(cfg Config) *Scatter {
 	cfg.Metrics = cmp.Or[Metrics](cfg.Metrics, NoMetrics{})
 	s := &Scatter{
@@ -154,14 +153,15 @@ func (s *Scatter) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	return a, err
 }
 
-// dropMemory removes the state of the ranks' memory from an answer, which nodes send to each other and not to clients.
+// dropMemory removes the state of the ranks' memory from an answer, because only nodes exchange it.
 func dropMemory(a *api.Answer) {
 	for i := range a.Workers {
 		a.Workers[i].Held, a.Workers[i].Full = 0, 0
 	}
 }
 
-// findAnywhere answers a query from this node alone if it serves all wanted partitions, and otherwise from all nodes.
+// findAnywhere answers a query from this node alone if all wanted partitions are served here, and otherwise from all
+// nodes.
 func (s *Scatter) findAnywhere(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	view := s.cfg.View()
 	if view == nil {
@@ -188,13 +188,13 @@ func (s *Scatter) findAnywhere(ctx context.Context, q *api.Query) (*api.Answer, 
 	a, err := s.find(ctx, q, wanted)
 	if api.HasCode(err, api.CodeUnknownModel) && len(q.Partitions) == 0 &&
 		uint32(len(wanted)) < s.cfg.Partitions {
-		// nodes do not announce at once what they learn
+		// nodes announce new models with a delay
 		return s.find(ctx, q, s.all(view, func(events.Partition) bool { return true }))
 	}
 	return a, err
 }
 
-// done reports whether nobody else need be asked after this node has answered, from everything or from a part.
+// done reports whether the answer of this node suffices. everything: all partitions are covered.
 func done(a *api.Answer, err error, everything bool) bool {
 	if err == nil {
 		return a.Complete
@@ -205,7 +205,7 @@ func done(a *api.Answer, err error, everything bool) bool {
 	return true
 }
 
-// keepsAll reports whether this node serves every partition itself.
+// keepsAll reports whether this node serves every partition.
 func (s *Scatter) keepsAll(view View) bool {
 	for p := range events.Partition(s.cfg.Partitions) {
 		if !s.keeps(view.Serving(p), view.Fit(p)) {
@@ -215,7 +215,7 @@ func (s *Scatter) keepsAll(view View) bool {
 	return true
 }
 
-// keeps reports whether this node is among those that fit.
+// keeps reports whether this node is among the fit nodes.
 func (s *Scatter) keeps(serving []string, fit int) bool {
 	k := slices.Index(serving, s.cfg.Self)
 	return k >= 0 && k < fit
@@ -224,20 +224,20 @@ func (s *Scatter) keeps(serving []string, fit int) bool {
 func (s *Scatter) check(q *api.Query) error {
 	for _, p := range q.Partitions {
 		if uint32(p) >= s.cfg.Partitions {
-			return api.Errorf(api.CodeMalformed, "the query names partition %d; there are %d", p, s.cfg.Partitions)
+			return api.Errorf(api.CodeMalformed, "the query has partition %d; there are %d", p, s.cfg.Partitions)
 		}
 	}
 	for _, m := range q.MinSeq {
 		if uint32(m.Partition) >= s.cfg.Partitions {
-			return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", m.Partition,
+			return api.Errorf(api.CodeMalformed, "min_seq has partition %d; there are %d", m.Partition,
 				s.cfg.Partitions)
 		}
 	}
 	return nil
 }
 
-// plan lists the partitions that a query must look at: those that may have workers of its model, and those whose place
-// in the log it names; all, if there are none. own says that this node serves them all itself.
+// plan returns the partitions of a query: partitions that may have workers of the model, and partitions in min_seq;
+// all, if there are none. own: this node serves all of them.
 func (s *Scatter) plan(view View, q *api.Query) (wanted []Wanted, own bool) {
 	asked := func(p events.Partition) bool { return len(q.Partitions) == 0 || slices.Contains(q.Partitions, p) }
 	wanted = s.all(view, func(p events.Partition) bool {
@@ -255,7 +255,7 @@ func (s *Scatter) plan(view View, q *api.Query) (wanted []Wanted, own bool) {
 	return wanted, true
 }
 
-// all lists partitions, with whom to ask.
+// all returns partitions with their nodes.
 func (s *Scatter) all(view View, some func(events.Partition) bool) []Wanted {
 	wanted := make([]Wanted, 0, s.cfg.Partitions)
 	for p := range events.Partition(s.cfg.Partitions) {
@@ -274,26 +274,25 @@ func list(wanted []Wanted) []events.Partition {
 	return out
 }
 
-// reading is how the workers of a model hash tokens.
+// reading is the hashing of a model's workers.
 type reading struct {
 	blockSize  uint32
 	lookaheads []uint32
 }
 
-// holds reports whether tokens that were hashed by r are hashed as all workers do, if these do it by now.
+// holds reports whether hashes by r match all workers, if now is their present hashing.
 func (r reading) holds(now reading) bool {
 	return r.blockSize == now.blockSize &&
 		!slices.ContainsFunc(now.lookaheads, func(l uint32) bool { return !slices.Contains(r.lookaheads, l) })
 }
 
-// readingKey says of which queries a reading is.
+// readingKey identifies the queries of a reading.
 type readingKey struct {
 	model     string
-	blockSize uint32 // as the query has it
+	blockSize uint32 // of the query
 }
 
-// find scatters a query. Tokens are hashed here, once; if nobody has said yet how the model's workers do that, it is
-// asked first.
+// find scatters a query. Tokens are hashed here, once. An unknown hashing of the model's workers is requested first.
 func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
 	share := *q
 	share.L3, share.L3TimeoutMS = api.L3Off, 0
@@ -310,7 +309,7 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 	share.Tokens, share.LoRA, share.CacheSalt, share.Media = nil, "", "", nil
 	key := readingKey{q.Model, q.BlockSize}
 	known := s.recall(key)
-	for range 4 { // it changes only where all workers begin anew
+	for range 4 { // the hashing changes only when all workers begin again
 		share.Hashed = []api.Hashed{{}}
 		var question Question
 		if known.blockSize > 0 {
@@ -337,10 +336,10 @@ func (s *Scatter) find(ctx context.Context, q *api.Query, wanted []Wanted) (*api
 			return s.finish(ctx, q, a, question), nil
 		}
 	}
-	return nil, api.Errorf(api.CodeUnavailable, "the workers of %q keep changing how they hash", q.Model)
+	return nil, api.Errorf(api.CodeUnavailable, "the workers of %q keep changing their hashing", q.Model)
 }
 
-// hash hashes a query's tokens as each of the model's workers does.
+// hash hashes a query's tokens for each lookahead of the model's workers.
 func (r reading) hash(q *api.Query) (list []api.Hashed, err error) {
 	var locals []events.LocalHash
 	for _, lookahead := range r.lookaheads {
@@ -356,7 +355,7 @@ func (r reading) hash(q *api.Query) (list []api.Hashed, err error) {
 	return list, nil
 }
 
-// askStore begins a query's question to the shared store; nil if there is none.
+// askStore begins a query's lookup in the shared store; nil without a store.
 func (s *Scatter) askStore(q *api.Query, blockSize uint32) Question {
 	if s.cfg.Store == nil {
 		return nil
@@ -364,7 +363,7 @@ func (s *Scatter) askStore(q *api.Query, blockSize uint32) Question {
 	return s.cfg.Store(q, blockSize)
 }
 
-// finish adds what the shared store says.
+// finish adds the result of the shared store.
 func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, question Question) *api.Answer {
 	if question != nil {
 		begun := time.Now()
@@ -380,7 +379,7 @@ func (s *Scatter) finish(ctx context.Context, q *api.Query, a *api.Answer, quest
 	return a
 }
 
-// recall returns how the workers of a model were last seen to hash; zero if that is not known.
+// recall returns the last known hashing of a model's workers; zero if unknown.
 func (s *Scatter) recall(key readingKey) reading {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -396,7 +395,7 @@ func (s *Scatter) remember(key readingKey, r reading) {
 	s.readings[key] = r
 }
 
-// union asks a query, which has hashes and no tokens, of one node for each partition.
+// union sends a query with hashes, without tokens, to a node for each partition.
 func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*api.Answer, error) {
 	u, begun := NewUnion(q, s.cfg.PartitionOf), time.Now()
 	asking, span := tracing.Start(ctx, StagePeers)
@@ -409,7 +408,7 @@ func (s *Scatter) union(ctx context.Context, q *api.Query, wanted []Wanted) (*ap
 	return u.Answer(missing)
 }
 
-// Workers lists the ranks that any node knows. Nodes tell each other a part of the list at a time.
+// Workers returns the ranks of all nodes. Nodes exchange the list in pages.
 func (s *Scatter) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	view := s.cfg.View()
 	if view == nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// worker is one rank of the naive cluster, and what it holds: the blocks of one prompt.
+// worker is a rank of the naive cluster, with the blocks of one prompt.
 type worker struct {
 	name      events.WorkerID
 	partition events.Partition
@@ -41,7 +41,7 @@ func (w *worker) blocks(tokens []uint32, q *api.Query) (out []uint64) {
 	return out
 }
 
-// depth is how many leading blocks of a query the worker holds.
+// depth returns the leading blocks of a query on the worker.
 func (w *worker) depth(q *api.Query) (n uint32) {
 	asked := []uint64(q.Hashes)
 	switch {
@@ -57,7 +57,7 @@ func (w *worker) depth(q *api.Query) (n uint32) {
 	return n
 }
 
-// node is the naive indexer of some partitions. It looks at every worker for every query.
+// node is the naive indexer of some partitions. It checks every worker for every query.
 type node struct {
 	partitions uint32
 	workers    []worker
@@ -168,16 +168,16 @@ func (n *node) Workers(_ context.Context, asked api.WorkersRequest) (*api.Worker
 	return l, nil
 }
 
-// fleet is a cluster in memory, whose messages take time, are lost, and find nobody.
+// fleet is a cluster in memory. Messages need time, are lost, and find no receiver.
 type fleet struct {
 	t      *testing.T
 	nodes  map[string]*node
 	states map[string]string // "", "silent", "dead", "failing"
-	until  time.Time         // the dead are dead until then; zero: for ever
+	until  time.Time         // end of death; zero: never
 	replies
 	delay    func() time.Duration
 	asked    atomic.Int64
-	tokens   atomic.Bool // somebody was sent tokens
+	tokens   atomic.Bool // a node received tokens
 	serving  [][]string
 	fit      []int
 	models   func(p events.Partition, model string) bool
@@ -189,7 +189,7 @@ func (f *fleet) Fit(p events.Partition) int                     { return f.fit[p
 func (f *fleet) MayServe(p events.Partition, model string) bool { return f.models(p, model) }
 func (f *fleet) Finishes(node string) bool                      { return f.finishes }
 
-// replies gives replies to those who wait for them.
+// replies delivers replies to their receivers.
 type replies struct {
 	mu   sync.Mutex
 	last uint64
@@ -227,7 +227,7 @@ func (r *replies) give(id uint64, reply rpc.Reply) {
 	delete(r.to, id)
 }
 
-// handle answers a request as a node does.
+// handle answers a request like a node.
 func handle(ctx context.Context, n *node, op string, body []byte) rpc.Reply {
 	var answer any
 	var err error
@@ -295,7 +295,7 @@ func partitionOf(w events.WorkerID) (p events.Partition, err error) {
 	return p, err
 }
 
-// newFleet makes a random cluster, and the twin that has all of what its nodes can be asked for.
+// newFleet makes a random cluster, and the twin with all reachable data of its nodes.
 func newFleet(t *testing.T, rng *rand.Rand) (f *fleet, s *Scatter, twin *node, reachable func(events.Partition) bool) {
 	partitions := uint32(1 + rng.IntN(12))
 	var workers []worker
@@ -333,7 +333,7 @@ func newFleet(t *testing.T, rng *rand.Rand) (f *fleet, s *Scatter, twin *node, r
 		for _, at := range rng.Perm(len(names))[:rng.IntN(min(3, len(names))+1)] {
 			name := names[at]
 			f.serving[p] = append(f.serving[p], name)
-			truth[name][p] = rng.IntN(6) > 0 // or the view lies
+			truth[name][p] = rng.IntN(6) > 0 // or the view is wrong
 			can[p] = can[p] || truth[name][p] && f.states[name] == ""
 		}
 		f.fit[p] = rng.IntN(len(f.serving[p]) + 1)
@@ -389,9 +389,9 @@ func query(rng *rand.Rand, partitions uint32) *api.Query {
 	return q
 }
 
-// TestAnswersAreTheTwins asks random clusters random questions. A complete answer is what one node says that has
-// everything; an incomplete one is the same without the partitions that it names, which are those that nobody can be
-// asked for, and may have workers of the model.
+// TestAnswersAreTheTwins sends random queries to random clusters. A complete answer equals the answer of one node with
+// all data. An incomplete answer equals it without its missing partitions, which are unreachable and may have workers
+// of the model.
 func TestAnswersAreTheTwins(t *testing.T) {
 	seeds := uint64(500)
 	if testing.Short() {
@@ -416,7 +416,7 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				took := time.Since(begun)
 				cancel()
 				if took > 4*time.Second {
-					t.Fatalf("seed %d: it took %v", seed, took)
+					t.Fatalf("seed %d: %v", seed, took)
 				}
 				if len(q.MinSeq) > 0 && q.MinSeq[0].Seq > 0 && can(q.MinSeq[0].Partition) {
 					var e *api.Error
@@ -442,18 +442,18 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				all := *twin
 				all.serves = func(events.Partition) bool { return true }
 				want, wantErr := all.Find(context.Background(), whole)
-				// the right ones may be there
+				// the missing partitions may have the right size
 				if code(wantErr) == api.CodeBlockSizeMismatch && q.BlockSize != 0 && len(missing) > 0 {
 					wantErr = api.Errorf(api.CodeNotReady, "")
 				}
-				if code(wantErr) == api.CodeUnknownModel { // then all are asked
+				if code(wantErr) == api.CodeUnknownModel { // then all nodes get requests
 					if missing = nil; slices.ContainsFunc(list(full(int(twin.partitions))),
 						func(p events.Partition) bool { return !can(p) }) {
 						wantErr = api.Errorf(api.CodeNotReady, "")
 					}
 				}
 				if code(err) != code(wantErr) {
-					t.Fatalf("seed %d, query %d %+v: %v, the twin says %v", seed, i, q, err, wantErr)
+					t.Fatalf("seed %d, query %d %+v: %v, the twin's error is %v", seed, i, q, err, wantErr)
 				}
 				if err != nil {
 					var e *api.Error
@@ -474,7 +474,7 @@ func TestAnswersAreTheTwins(t *testing.T) {
 				}
 				for _, p := range named {
 					if p.StaleMS != 4000*uint64(p.Partition%3) || p.ResyncNeeded != (p.Partition%2 == 1) {
-						t.Fatalf("seed %d: %+v is not what its node said", seed, p)
+						t.Fatalf("seed %d: %+v differs from its node's answer", seed, p)
 					}
 					if p.Seq != twin.seq(p.Partition) || slices.Contains(missing, p.Partition) {
 						t.Fatalf("seed %d: the answer reflects %+v; missing are %v", seed, named, missing)
@@ -526,8 +526,8 @@ func TestAnswersAreTheTwins(t *testing.T) {
 	}
 }
 
-// TestAllGoneForAMoment: what both nodes of a partition cannot be asked for at the same moment is asked for once more a
-// little later; where that has been of no use for a while it is not.
+// TestAllGoneForAMoment: if both nodes of a partition fail at the same moment, the request is repeated soon, unless
+// that has been useless for a while.
 func TestAllGoneForAMoment(t *testing.T) {
 	cluster := func(until time.Duration) (*fleet, *Scatter) {
 		w := worker{name: "p0-w0", model: "m", size: 4, held: make([]uint32, 8)}
@@ -552,7 +552,7 @@ func TestAllGoneForAMoment(t *testing.T) {
 		return f, s
 	}
 	for _, c := range []struct {
-		until time.Duration // the nodes are gone
+		until time.Duration // the nodes are missing
 		wait  time.Duration // before the second query
 		whole [2]bool
 		asked [2]int64
@@ -593,7 +593,7 @@ func code(err error) api.Code {
 	return ""
 }
 
-// refusing is a transport to peers that answer all with one error.
+// refusing is a transport to peers with a constant error.
 type refusing struct {
 	fleet
 	with *api.Error
@@ -605,7 +605,7 @@ func (r *refusing) Send(_, _ string, _ time.Duration, _ string, _ []byte, who rp
 	return id, nil
 }
 
-// TestVerdictsAreOfQueries: a peer that answers another request with what is a verdict of a query has not answered it.
+// TestVerdictsAreOfQueries: a verdict of a query is no answer to another request.
 func TestVerdictsAreOfQueries(t *testing.T) {
 	g := three(t, func() string { return "" })
 	s := New(Config{Self: "n0", Partitions: 3, PartitionOf: partitionOf, Local: g.nodes["n0"],
@@ -616,8 +616,8 @@ func TestVerdictsAreOfQueries(t *testing.T) {
 	}
 }
 
-// TestTooLargeBetweenNodes: of a prompt that does not fit into a message between nodes it is said what helps there, and
-// not what helps who asks over NATS.
+// TestTooLargeBetweenNodes: the error of a prompt that does not fit into a message between nodes has the remedy there,
+// not the remedy for clients over NATS.
 func TestTooLargeBetweenNodes(t *testing.T) {
 	g := three(t, func() string { return "" })
 	s := New(Config{Self: "n0", Partitions: 3, PartitionOf: partitionOf, Local: g.nodes["n0"],

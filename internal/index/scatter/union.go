@@ -9,32 +9,31 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Union puts the answers of several nodes to one query together. The workers of one partition never depend on
-// another's, so it is exact.
+// Union merges the answers of several nodes to a query. Workers of a partition never depend on another partition, so
+// the union is exact.
 type Union struct {
-	query       *api.Query // as it is shared, with the hashes of its tokens
+	query       *api.Query // as sent to nodes, with hashes
 	partitionOf func(events.WorkerID) (events.Partition, error)
 
 	answer   *api.Answer
-	sizes    []uint32   // block sizes that answers are of
-	allowed  bool       // some of the workers that the query allows serve the model
-	mismatch *api.Error // a node has workers of the model with another block size
+	sizes    []uint32   // block sizes of the answers
+	allowed  bool       // an allowed worker serves the model
+	mismatch *api.Error // the verdict of a node with another block size of the model
 }
 
-// NewUnion returns the union of nothing. partitionOf says to which partition a worker belongs.
+// NewUnion returns an empty union. partitionOf returns the partition of a worker.
 func NewUnion(q *api.Query, partitionOf func(events.WorkerID) (events.Partition, error)) *Union {
 	return &Union{query: q, partitionOf: partitionOf, answer: &api.Answer{
 		Model: q.Model, Workers: []api.Overlap{}, Partitions: []api.PartitionStatus{},
 	}}
 }
 
-// Verdict reports whether an error is a node's answer about the partitions that it was asked for, and not a failure to
-// answer.
+// Verdict reports whether an error is a node's result about the partitions instead of a failure.
 func Verdict(err *api.Error) bool {
 	return err.Code == api.CodeUnknownModel || err.Code == api.CodeBlockSizeMismatch
 }
 
-// Add takes the given partitions, in ascending order, from a node's answer, or from its verdict.
+// Add adds the given partitions, in ascending order, from a node's answer or verdict.
 func (u *Union) Add(taken []events.Partition, a *api.Answer, verdict *api.Error) {
 	if verdict != nil {
 		if verdict.Code == api.CodeBlockSizeMismatch {
@@ -65,9 +64,9 @@ func (u *Union) Add(taken []events.Partition, a *api.Answer, verdict *api.Error)
 	}
 }
 
-// Answer is what all that was added says together, if the missing partitions were not added. It is to be finished; its
-// reason holds if nobody has anything. Errors are those of one node that has everything, and [api.CodeNotReady] if the
-// workers of the model may all be where nobody could look.
+// Answer returns the merged answer, without the missing partitions. The caller must finish the answer; the reason is
+// valid if no worker holds a block. Errors equal the errors of a node with all data. [api.CodeNotReady] means that all
+// workers of the model may be in missing partitions.
 func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
 	switch {
 	case len(u.sizes) > 1:
@@ -79,7 +78,7 @@ func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
 		return nil, api.Errorf(u.mismatch.Code, "%s", u.mismatch.Message)
 	case len(u.sizes) == 0 && len(missing) > 0:
 		return nil, &api.Error{Code: api.CodeNotReady, Missing: missing, Message: fmt.Sprintf(
-			"no node answers for partitions %v now, and workers of the model %q with the block size that is asked for are there, if anywhere", missing, u.query.Model)}
+			"no node answers for partitions %v now, and only they may have workers of the model %q with the requested block size", missing, u.query.Model)}
 	case len(u.sizes) == 0:
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q to any node", u.query.Model)
 	}
