@@ -116,8 +116,8 @@ func (g *forwarding) forward(to string, patience time.Duration, reply string, bo
 	return nil
 }
 
-// query sends a query to a node like a client: it is forwarded if possible, and otherwise answered there. It returns all
-// answers within six seconds, and the error if the answer is one.
+// query sends a query to a node like a client: it is forwarded if possible, and otherwise answered there. It returns
+// all answers within six seconds, and the error if the answer is one.
 func (g *forwarding) query(t *testing.T, node string, q *api.Query, reply string) (forwarded bool, list []*api.Answer,
 	err error) {
 	s := g.scatters[node]

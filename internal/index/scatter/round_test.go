@@ -113,8 +113,8 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 	return taken, now
 }
 
-// TestRoundsTakeWhatCanBeHad plays random rounds on random networks: the answered partitions equal the reachable ones, and
-// the rest is missing.
+// TestRoundsTakeWhatCanBeHad plays random rounds on random networks: the answered partitions equal the reachable ones,
+// and the rest is missing.
 func TestRoundsTakeWhatCanBeHad(t *testing.T) {
 	seeds := uint64(4000)
 	if testing.Short() {
