@@ -99,7 +99,9 @@ func TestMigrationToAccounts(t *testing.T) {
 	asked, failed := make([]int, 4), make([]error, 4)
 	for i := range asked {
 		all.Go(func() {
-			for ctx.Err() == nil {
+			pace := time.NewTicker(5 * time.Millisecond) // else the queries use the whole machine
+			defer pace.Stop()
+			for ; ctx.Err() == nil; <-pace.C {
 				within, cancel := context.WithTimeout(t.Context(), harness.Patience)
 				if _, err := depth(within, i%workers, 1); err != nil {
 					failed[i] = err

@@ -185,7 +185,9 @@ func TestRollout(t *testing.T) {
 	for i := range 4 {
 		load.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(i), 1))
-			for ctx.Err() == nil {
+			pace := time.NewTicker(5 * time.Millisecond) // else the requests use the whole machine
+			defer pace.Stop()
+			for ; ctx.Err() == nil; <-pace.C {
 				prompt := harness.Tokens(random.IntN(40)*1000, 16*(2+random.IntN(6)))
 				if err := r.request(ctx, r.nodes[random.IntN(len(r.nodes))], prompt); err != nil && ctx.Err() == nil {
 					t.Error(err)

@@ -57,8 +57,8 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.status, e.body) }
 
-// HTTPDo asks an indexer's HTTP port, and decodes the answer if into is not nil. It asks again if no answer comes in
-// time, or the node says that it cannot give one now: the machine may have stood still.
+// HTTPDo sends a request to an indexer's HTTP port, and decodes the answer if into is not nil. HTTPDo repeats the
+// request after a timeout or an error of an unavailable node: a busy machine may cause both.
 func HTTPDo(addr, method, path string, body, into any) error {
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
 		err := HTTPOnce(addr, method, path, body, into)

@@ -19,14 +19,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // Module is the path of this module, with a slash at its end.
 const Module = "github.com/kvatlas/kvatlas/"
 
-// Patience is how long a test waits for anything; a machine may be slow.
-const Patience = 4 * time.Minute
+// Patience is [testkit.Patience].
+const Patience = testkit.Patience
 
 // prebuilt is a folder with our programs, for a machine without Go; empty: they are built.
 var prebuilt = os.Getenv("KVATLAS_TEST_PROGRAMS")
@@ -163,7 +164,7 @@ func dependOnSources() error {
 	return nil
 }
 
-// Process is a program that runs, and what it has said on standard error.
+// Process is a running program with its standard error.
 type Process struct {
 	t    testing.TB
 	Cmd  *exec.Cmd
@@ -222,7 +223,7 @@ func Environment(args []string) (env []string) {
 	return append(env, unhurried...)
 }
 
-// Write takes what the program says.
+// Write receives standard error of the program.
 func (p *Process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -404,7 +405,7 @@ func (x *Indexer) WaitDepth(t testing.TB, model string, tokens []uint32, worker 
 	words := strings.Trim(strings.ReplaceAll(fmt.Sprint(tokens), " ", ","), "[]")
 	var a api.Answer
 	var failure *api.Error
-	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	Eventually(t, fmt.Sprintf("%s holds %d blocks", worker, want), func() (bool, string) {
 		a, failure = x.Query(t, "--model", model, "--tokens", words)
 		got := uint32(0)
 		for _, o := range a.Workers {
@@ -412,11 +413,8 @@ func (x *Indexer) WaitDepth(t testing.TB, model string, tokens []uint32, worker 
 				got = o.Device
 			}
 		}
-		if failure == nil && got == want {
-			return a
-		}
-	}
-	t.Fatalf("%s should hold %d blocks; the last answer was %+v, %v", worker, want, a, failure)
+		return failure == nil && got == want, fmt.Sprintf("%+v, %v", a, failure)
+	})
 	return a
 }
 

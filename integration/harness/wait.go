@@ -2,18 +2,12 @@ package harness
 
 import (
 	"testing"
-	"time"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
-// Eventually waits until something is so; so tells, with what was seen.
-func Eventually(t testing.TB, what string, so func() (bool, string)) {
+// Eventually is [testkit.Eventually] for a condition with a description.
+func Eventually(t testing.TB, what string, condition func() (bool, string)) {
 	t.Helper()
-	var seen string
-	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		var ok bool
-		if ok, seen = so(); ok {
-			return
-		}
-	}
-	t.Fatalf("not so: %s; seen last: %s", what, seen)
+	testkit.Eventually(t, what, condition)
 }

@@ -160,7 +160,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 	}
 }
 
-// said is a state that a node created.
+// said is a state by a node.
 type said struct {
 	rank     events.RankKey
 	is, used version

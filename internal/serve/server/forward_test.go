@@ -102,7 +102,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestUnheardRing: who asks for an answer that is kept no more takes no other with it.
+// TestUnheardRing: a request for a dropped answer affects no other request.
 func TestUnheardRing(t *testing.T) {
 	u := unheard{subject: "s."}
 	var subjects []string

@@ -61,8 +61,8 @@ func (w *world) rank() Rank {
 		Config: shim.Config{Feed: w.feed}}
 }
 
-// TestRunShimsAClaimedRank checks that the log has the rank's events, that the rank has a lease, that a second shim
-// cannot claim the rank meanwhile, and that the calls of the watch are in order.
+// TestRunShimsAClaimedRank starts a shim and a second shim of a rank. The second shim ends with ErrFenced. The log
+// has the events of the rank, the shim has a lease meanwhile, and the calls of the watch are in order.
 func TestRunShimsAClaimedRank(t *testing.T) {
 	w := start(t, nil)
 	stored := events.Event{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1},
