@@ -16,7 +16,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestMessagesOfEarlierVersions reads what nodes, shims and clients of earlier versions say: nothing of it is lost.
+// withdrawn are the fields of earlier versions that are not read any more.
+var withdrawn = map[string]bool{"worker-record.engine.snapshot_endpoint": true}
+
+// TestMessagesOfEarlierVersions reads messages of nodes, shims and clients of earlier versions, and loses no field
+// except the withdrawn ones.
 func TestMessagesOfEarlierVersions(t *testing.T) {
 	files, err := filepath.Glob("testdata/v*/*.*")
 	if err != nil || len(files) < 21 {
@@ -70,8 +74,10 @@ func lost(at string, want, got any) error {
 	case map[string]any:
 		fields, _ := got.(map[string]any)
 		for name, v := range want {
-			if err := lost(at+"."+name, v, fields[name]); err != nil {
-				return err
+			if at := at + "." + name; !withdrawn[at] {
+				if err := lost(at, v, fields[name]); err != nil {
+					return err
+				}
 			}
 		}
 		return nil

@@ -126,9 +126,9 @@ func TestBadAddressesAreRefused(t *testing.T) {
 				return post(x.HTTP, "/v1/workers", fmt.Sprintf(
 					`{"instance":"w","events_endpoint":%q,"model":"m","block_size":16}`, endpoint))
 			},
-			"worker's snapshot": func() (int, string) {
+			"worker's replay": func() (int, string) {
 				return post(x.HTTP, "/v1/workers", fmt.Sprintf(
-					`{"instance":"w","events_endpoint":"tcp://127.0.0.1:1","snapshot_endpoint":%q,"model":"m","block_size":16}`,
+					`{"instance":"w","events_endpoint":"tcp://127.0.0.1:1","replay_endpoint":%q,"model":"m","block_size":16}`,
 					endpoint))
 			},
 			"conductor": func() (int, string) {

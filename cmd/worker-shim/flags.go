@@ -78,9 +78,6 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 			cli.Between[uint32](1, host.MaxRanks)),
 		cli.Var(&s.Replay, "replay", "",
 			"the engine's replay endpoint"),
-		cli.Var(&s.EngineSnapshot, "engine-snapshot", "",
-			"where the engine can be asked for all that it holds, as proposed for vLLM: its snapshot_endpoint, "+
-				"or --replay's endpoint again"),
 		cli.Var(&s.Source, "source", "auto",
 			"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, "+
 				"ndjson, dynamo-nats or dynamo-zmq; mooncake is no engine but a shared store's master, with --master; "+
@@ -205,7 +202,7 @@ func (o *options) byTopic() bool {
 // The flags without a meaning for some sources.
 var (
 	// oneEngine are the flags of one engine, which sources with many ranks exclude.
-	oneEngine = []string{"replay", "engine-snapshot", "on-engine-refused"}
+	oneEngine = []string{"replay", "on-engine-refused"}
 
 	// ownSocket are further flags of an engine at a socket of its own.
 	ownSocket = []string{"listen", "ranks", "on-unreadable", "engine-gone-after"}

@@ -29,8 +29,6 @@ Options, all optional:
     seed          of the engine's hashes; default "0"
     hashes        "int" (default) or "bytes" (32-byte digests; answers still give the last 8 as an integer)
     first_seq     default 0; some simulators begin with 1
-    snapshots     which proposal for engine snapshots it offers, of the device's blocks: "replay" (vllm-project/vllm#50134: on the replay socket) or
-                  "own" (#57789: on a socket of its own, said as "snapshot"; messages then end with the publisher's identity). Default: none
 
 Commands. Those that publish answer with "seq"; "store" also with "hashes".
     {"op": "store", "tokens": [..]}     BlockStored with the full blocks of tokens; a rest is left out. Optional:
@@ -50,11 +48,10 @@ Commands. Those that publish answer with "seq"; "store" also with "hashes".
     {"op": "skip", "n": N}              N sequence numbers are never used
     {"op": "forget", "keep": N}         all but the last N messages are no longer to be had by replay
     {"op": "replay_mode", "mode": M}    "answer" (default), "mute" (takes requests, says nothing), "endless" (no end marker)
-    {"op": "snapshot_mode", "mode": M}  "answer" (default), "mute", "never" (there is none now; of "replay": half of one and no end)
     {"op": "restart"}                   a new life: sequence from the start, nothing to replay, other hashes; sockets are closed and
                                         bound again at the same place. "sockets": false leaves them alone
     {"op": "subscribers", "n": N}       waits until N subscriptions are in force (XPUB only)
-    {"op": "stats"}                     "next_seq", "subscribers", "replays" (requests so far), "snapshots" (likewise), "kept"
+    {"op": "stats"}                     "next_seq", "subscribers", "replays" (requests so far), "kept"
     {"op": "stop"}
 """
 import collections
@@ -64,7 +61,6 @@ import os
 import struct
 import sys
 import time
-import uuid
 
 import msgspec
 import zmq
@@ -106,18 +102,11 @@ class Engine:
         self.as_bytes = opt.get("hashes", "int") == "bytes"
         self.rank = opt.get("rank", 0)
         self.life = 0
-        self.own_snapshots = opt.get("snapshots") == "own"
-        self.forget()
-
-    def forget(self):
         self.digests = {}
-        self.blocks = {}  # name: what is needed to announce it again, parents first
-        self.copies = collections.Counter()
-        self.identity = uuid.uuid4().bytes
 
     def restart(self):
         self.life += 1
-        self.forget()
+        self.digests = {}
 
     def name(self, number):
         """The hash of that number as it goes on the wire."""
@@ -140,12 +129,10 @@ class Engine:
         """The event that a command asks for, and the hashes that it names."""
         op = cmd["op"]
         if op == "clear":
-            self.copies.clear()
             return self.types[op](), []
         medium, group = cmd.get("medium", "GPU"), cmd.get("group")
         if op == "remove":
             names = cmd["hashes"]
-            self.copies.subtract(names)
             return self.types[op]([self.name(n) for n in names], medium, group), names
         if op != "store":
             raise ValueError(f"{op!r} is no event")
@@ -153,10 +140,6 @@ class Engine:
         lora, salt = cmd.get("lora_name"), cmd.get("salt")
         names = cmd.get("hashes") or self.chain(parent, tokens, [lora, salt])
         tokens = tokens[: len(tokens) // self.block_size * self.block_size]
-        for i, name in enumerate(names):
-            block = tokens[i * self.block_size : (i + 1) * self.block_size]
-            self.blocks.setdefault(name, {"op": "store", "hashes": [name], "parent": names[i - 1] if i else parent, "tokens": block})
-            self.copies[name] += 1
         extra = []
         for i in range(len(names)):
             keys = [lora] if lora else []
@@ -168,25 +151,8 @@ class Engine:
             extra, group, cmd.get("kind"), cmd.get("window"),
         ), names
 
-    def batch(self, events, live=True):
-        identity = [self.identity] if live and self.own_snapshots else []
-        return self.encoder.encode([time.time(), events, self.rank, *identity])
-
-    def snapshot(self):
-        """All that is held, as messages: ancestors that are gone are announced too, and taken back at the end."""
-        copies, needed = self.copies.copy(), set()
-        for name, n in copies.items():
-            while n > 0 and name is not None and name not in needed:
-                needed.add(name)
-                name = self.blocks[name]["parent"]
-        made = [self.types["clear"]()]
-        for name in [b for b in self.blocks if b in needed]:
-            made += [self.event(self.blocks[name])[0] for _ in range(max(copies[name], 1))]
-        gone = [self.name(b) for b in needed if copies[b] <= 0]
-        if gone:
-            made.append(self.event({"op": "remove", "hashes": gone})[0])
-        self.copies = copies
-        return [self.batch(made[i : i + 3], live=False) for i in range(0, len(made), 3)]
+    def batch(self, events):
+        return self.encoder.encode([time.time(), events, self.rank])
 
 
 def bind(sock, endpoint, patience=20):
@@ -212,9 +178,8 @@ class Publisher:
         self.with_topic = opt.get("replay_topic", opt.get("form", "map") == "map")
         self.endpoint = opt.get("endpoint", "tcp://127.0.0.1:*")
         self.replay_endpoint = None if opt.get("no_replay") else opt.get("replay", "tcp://127.0.0.1:*")
-        self.snapshot_endpoint = "tcp://127.0.0.1:*" if opt.get("snapshots") == "own" else None
-        self.mode = self.snapshot_mode = "answer"
-        self.replays = self.snapshots = 0
+        self.mode = "answer"
+        self.replays = 0
         self.restart()
 
     def restart(self):
@@ -238,14 +203,7 @@ class Publisher:
             self.router = self.socket(zmq.ROUTER)
             bind(self.router, self.replay_endpoint)
             self.replay_endpoint = self.router.last_endpoint.rstrip(b"\0").decode()
-        self.snapshot_router = None
-        if self.opt.get("snapshots") == "own":
-            self.snapshot_router = self.socket(zmq.ROUTER)
-            bind(self.snapshot_router, self.snapshot_endpoint)
-            self.snapshot_endpoint = self.snapshot_router.last_endpoint.rstrip(b"\0").decode()
         self.poller = zmq.Poller()
-        if self.snapshot_router:
-            self.poller.register(self.snapshot_router, zmq.POLLIN)
         self.poller.register(0, zmq.POLLIN)
         if self.kind == "XPUB":
             self.poller.register(self.pub, zmq.POLLIN)
@@ -262,9 +220,8 @@ class Publisher:
 
     def close(self):
         self.pub.close()
-        for router in (self.router, self.snapshot_router):
-            if router:
-                router.close()
+        if self.router:
+            self.router.close()
 
     def publish(self, payload, topic=None):
         topic = self.topic if topic is None else topic
@@ -285,8 +242,6 @@ class Publisher:
             self.subscription(self.pub.recv())
         if self.router in ready:
             self.replay(self.router.recv_multipart())
-        if self.snapshot_router in ready:
-            self.own_snapshot(self.snapshot_router.recv_multipart())
         return 0 in ready
 
     def subscription(self, message):
@@ -295,28 +250,7 @@ class Publisher:
     def subscribers(self):
         return sum(n for n in self.subscriptions.values() if n > 0)
 
-    def own_snapshot(self, request):
-        self.snapshots += 1
-        if self.snapshot_mode == "mute" or request[1:] != [b"", b"snapshot"]:
-            return
-        last, chunks = (-2, []) if self.snapshot_mode == "never" else (self.seq - 1, self.engine.snapshot())
-        self.snapshot_router.send_multipart([request[0], b"", struct.pack(">q", last), self.engine.identity, *chunks])
-
-    def snapshot(self, who):
-        self.snapshots += 1
-        if self.snapshot_mode == "mute":
-            return
-        chunks = self.engine.snapshot()
-        if self.snapshot_mode == "never":
-            chunks = chunks[: len(chunks) // 2 + 1]
-        for chunk in chunks:
-            self.reply(who, self.topic, struct.pack(">Q", self.seq), chunk)
-        if self.snapshot_mode != "never":
-            self.reply(who, b"", b"\xff" * 8, b"")
-
     def replay(self, request):
-        if self.opt.get("snapshots") == "replay" and request[1:] == [b"", b"snapshot"]:
-            return self.snapshot(request[0])
         self.replays += 1
         if self.mode == "mute" or len(request) != 3 or request[1] != b"" or len(request[2]) != 8:
             return
@@ -368,9 +302,6 @@ def run(cmd, engine, publisher):
             raise ValueError(f"no mode {cmd['mode']!r}")
         publisher.mode = cmd["mode"]
         return {}
-    if op == "snapshot_mode":
-        publisher.snapshot_mode = cmd["mode"]
-        return {}
     if op == "restart":
         publisher.restart()
         engine.restart()
@@ -387,7 +318,7 @@ def run(cmd, engine, publisher):
         return {"subscribers": publisher.subscribers()}
     if op == "stats":
         publisher.serve(0)
-        return {"next_seq": publisher.seq, "subscribers": publisher.subscribers(), "replays": publisher.replays, "snapshots": publisher.snapshots, "kept": len(publisher.kept)}
+        return {"next_seq": publisher.seq, "subscribers": publisher.subscribers(), "replays": publisher.replays, "kept": len(publisher.kept)}
     if op == "stop":
         raise SystemExit
     raise ValueError(f"no command {op!r}")
@@ -403,7 +334,7 @@ def main():
     engine = Engine(opt)
     publisher = Publisher(opt, engine)
     publisher.open()
-    say(ok=True, endpoint=publisher.endpoint, replay=publisher.replay_endpoint, snapshot=publisher.snapshot_endpoint, next_seq=publisher.seq)
+    say(ok=True, endpoint=publisher.endpoint, replay=publisher.replay_endpoint, next_seq=publisher.seq)
     pending = b""
     while True:
         if not publisher.serve():

@@ -375,7 +375,7 @@ func (w *WorkerRegistration) members(list []member) []member {
 	return w.WorkerSpec.members(append(list, []member{
 		{"instance", &w.Instance}, {"model", &w.Model}, {"block_size", &w.BlockSize},
 		{"events_endpoint", (*nonEmptyText)(&w.EventsEndpoint)}, {"replay_endpoint", (*nonEmptyText)(&w.ReplayEndpoint)},
-		{"snapshot_endpoint", (*nonEmptyText)(&w.SnapshotEndpoint)}, {"source", (*nonEmptyText)(&w.Source)},
+		{"source", (*nonEmptyText)(&w.Source)},
 	}...))
 }
 

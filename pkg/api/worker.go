@@ -216,13 +216,12 @@ type WorkerRegistration struct {
 
 	WorkerSpec `msgpack:",inline"`
 
-	// EventsEndpoint is the address of the engine's events, tcp://HOST:PORT. The node that receives the registration
-	// runs a shim for it. The shim uses the other two addresses, if given, like worker-shim run. Further ranks of the
-	// range have the following ports. Source is worker-shim's --source; default auto.
-	EventsEndpoint   string `json:"events_endpoint,omitempty" msgpack:"events_endpoint,omitempty"`
-	ReplayEndpoint   string `json:"replay_endpoint,omitempty" msgpack:"replay_endpoint,omitempty"`
-	SnapshotEndpoint string `json:"snapshot_endpoint,omitempty" msgpack:"snapshot_endpoint,omitempty"`
-	Source           string `json:"source,omitempty" msgpack:"source,omitempty"`
+	// EventsEndpoint is the address where the engine publishes its events, tcp://HOST:PORT. The node that receives the
+	// registration runs a shim for it, which uses ReplayEndpoint and Source as worker-shim run uses --replay and
+	// --source (default auto). Further ranks of the range have the following ports.
+	EventsEndpoint string `json:"events_endpoint,omitempty" msgpack:"events_endpoint,omitempty"`
+	ReplayEndpoint string `json:"replay_endpoint,omitempty" msgpack:"replay_endpoint,omitempty"`
+	Source         string `json:"source,omitempty" msgpack:"source,omitempty"`
 }
 
 // Check returns an error for an invalid registration, and sets defaults for the rank range and the role. The error is
@@ -239,8 +238,8 @@ func (r *WorkerRegistration) Check() error {
 		return Errorf(CodeMalformed, "model has %d bytes, more than %d", len(r.Model), maxWorkerText)
 	case r.BlockSize == 0 || r.BlockSize > events.MaxBlockSize:
 		return Errorf(CodeMalformed, "block_size is %d, not from 1 to %d", r.BlockSize, events.MaxBlockSize)
-	case r.EventsEndpoint == "" && (r.ReplayEndpoint != "" || r.SnapshotEndpoint != "" || r.Source != ""):
-		return Errorf(CodeMalformed, "replay_endpoint, snapshot_endpoint and source are valid with events_endpoint only")
+	case r.EventsEndpoint == "" && (r.ReplayEndpoint != "" || r.Source != ""):
+		return Errorf(CodeMalformed, "replay_endpoint and source are valid with events_endpoint only")
 	case r.EventsEndpoint != "" && r.Events != "":
 		return Errorf(CodeMalformed, "events is %q and there is an events_endpoint; give one of them", shorten(r.Events))
 	}

@@ -24,7 +24,6 @@ type PublisherOptions struct {
 	Seed        string     `json:"seed,omitempty"`   // of the engine's hashes
 	Hashes      string     `json:"hashes,omitempty"` // "int" or "bytes"
 	FirstSeq    uint64     `json:"first_seq,omitempty"`
-	Snapshots   string     `json:"snapshots,omitempty"` // "replay" or "own"
 }
 
 // Heartbeat sets ZMTP heartbeats, in milliseconds.
@@ -53,7 +52,6 @@ type Event struct {
 type Publisher struct {
 	Endpoint string // where readers dial
 	Replay   string // endpoint for replay requests; empty without replay
-	Snapshot string // endpoint for snapshot requests, with Snapshots "own"
 
 	driver
 }
@@ -159,12 +157,6 @@ func (p *Publisher) ReplayMode(mode string) {
 	p.Do(command{"op": "replay_mode", "mode": mode}, nil)
 }
 
-// SnapshotMode is how requests for a snapshot are dealt with: "answer", "mute" or "never".
-func (p *Publisher) SnapshotMode(mode string) {
-	p.t.Helper()
-	p.Do(command{"op": "snapshot_mode", "mode": mode}, nil)
-}
-
 // Restart begins a new life of the engine at the same endpoints.
 func (p *Publisher) Restart() {
 	p.t.Helper()
@@ -188,8 +180,7 @@ type PublisherStats struct {
 	NextSeq     uint64 `json:"next_seq"`
 	Subscribers int    `json:"subscribers"`
 	Replays     int    `json:"replays"` // requests so far
-	Snapshots   int    `json:"snapshots"`
-	Kept        int    `json:"kept"` // messages that can be replayed
+	Kept        int    `json:"kept"`    // messages that can be replayed
 }
 
 // Stats counts.

@@ -87,7 +87,6 @@ type request struct {
 	Group    *string
 	Rank     *events.Rank
 	Replay   string
-	Snapshot string
 	Type     string
 	Tokens   api.Tokens
 	Hashes   api.Hashes
@@ -139,7 +138,6 @@ func (r *request) fields() []Field {
 		{"routing_group", &r.Group, Optional, "text"},
 		{"dp_rank", &r.Rank, Optional, "an unsigned 32-bit number"},
 		{"replay_endpoint", &r.Replay, Optional, "text"},
-		{"snapshot_endpoint", &r.Snapshot, Optional, "text"},
 		{"type", &r.Type, Optional, "text"},
 		{"lora_name", &r.LoRA, Optional, "text"},
 		{"cache_salt", &r.Salt, Optional, "text"},
@@ -380,7 +378,7 @@ func (cfg *Config) register(ctx context.Context, body []byte, _ url.Values) (any
 	record := registry.Record{
 		Instance: events.WorkerID(*req.Instance), Model: ModelOf(*req.Model, req.group()), BlockSize: *req.Size,
 		Source: strings.ToLower(req.Type),
-		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay, Snapshot: req.Snapshot,
+		Engine: &registry.Engine{Endpoint: req.Endpoint, Replay: req.Replay,
 			Group: req.group()}, L3: req.L3, KVGroups: req.KV, Worker: req.Record,
 	}
 	if req.L3 != nil {

@@ -267,7 +267,7 @@ func (s *Shims) check(r *registry.Record) (name string, err error) {
 
 // checkAddresses refuses a registration with an address or folder that the node's rules forbid. The error wraps ErrBad.
 func (s *Shims) checkAddresses(r *registry.Record) error {
-	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay, r.Engine.Snapshot} {
+	for _, endpoint := range []string{r.Engine.Endpoint, r.Engine.Replay} {
 		if endpoint != "" || endpoint == r.Engine.Endpoint {
 			if err := zmtp.CheckRemote(endpoint, s.engines.Screen.Rule); err != nil {
 				return fmt.Errorf("%w: %w", ErrBad, err)
@@ -430,7 +430,7 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	}
 	key, quiet := r.Key(), false
 	return host.Run(ctx, host.Rank{Record: r, Decoder: decoder, Config: shim.Config{
-		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay, Snapshot: r.Engine.Snapshot,
+		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay,
 		Tracer: s.engines.Tracer, Sockets: zmtp.Config{Rule: s.engines.Screen.Rule},
 		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
 	}}, host.Env{Namespace: s.ns, Lease: registry.LeaseHooks{Taken: begun}, Watch: host.Watch{

@@ -91,7 +91,6 @@ type ShimState struct {
 type Engine struct {
 	Endpoint string `json:"endpoint"`
 	Replay   string `json:"replay_endpoint,omitempty"`
-	Snapshot string `json:"snapshot_endpoint,omitempty"`
 	Group    string `json:"routing_group,omitempty"`
 	Node     string `json:"node,omitempty"` // the indexer that runs the shim
 

@@ -97,7 +97,7 @@ func ofPod(s *host.Shim, pod *kube.Pod) (*host.Shim, error) {
 	one, spec := *s, *s.Spec
 	one.Spec = &spec
 	one.StopWait = 0 // the API server reports the end of a pod, and the next shim of the pod waits for this shim
-	for _, text := range []*string{&one.Engine, &one.Replay, &one.EngineSnapshot, &one.EngineHTTP, &one.Worker,
+	for _, text := range []*string{&one.Engine, &one.Replay, &one.EngineHTTP, &one.Worker,
 		&spec.Endpoint} {
 		*text = fill.Replace(*text)
 	}

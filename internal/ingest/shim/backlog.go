@@ -31,7 +31,7 @@ func (m *Machine) fallBehind() {
 }
 
 // canAsk reports whether the engine may say again what was not heard. One that is gone says nothing.
-func (m *Machine) canAsk() bool { return (m.replay || m.offers.configured) && m.phase != departed{} }
+func (m *Machine) canAsk() bool { return m.replay && m.phase != departed{} }
 
 // heardAll tells that no more of the backlog is to be heard.
 func (m *Machine) heardAll() {

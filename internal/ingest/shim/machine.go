@@ -204,8 +204,7 @@ type Machine struct {
 	decode Decoder
 	replay bool // there is a replay endpoint
 
-	// distrusted is what TrustSockets has set aside.
-	distrusted struct{ replay, snapshots bool }
+	distrusted bool // TrustReplays has set replay aside
 
 	strict bool // what cannot be decoded counts as missing
 
@@ -407,20 +406,18 @@ func (m *Machine) Replaced(now events.Millis) {
 	}
 }
 
-// TrustSockets sets whether the engine's replay and snapshot sockets are asked. While several engines publish, these
-// belong to one of them, and it is not known to which. When they are trusted again, a new incarnation begins with all
-// that the engine can say.
-func (m *Machine) TrustSockets(trust bool, now events.Millis) {
+// TrustReplays sets whether the engine's replay socket may be used. While several engines publish, the owner of the
+// replay socket is unknown. When the socket is trusted again, a new incarnation begins with the replay.
+func (m *Machine) TrustReplays(trust bool, now events.Millis) {
 	if trust {
-		m.replay, m.offers.configured = m.distrusted.replay, m.distrusted.snapshots
-		if m.phase.takesLive() && (m.replay || m.offers.configured) {
+		m.replay = m.distrusted
+		if m.phase.takesLive() && m.replay {
 			m.Replaced(now)
 			m.startReplay()
 		}
 		return
 	}
-	m.distrusted.replay, m.distrusted.snapshots = m.replay, m.offers.configured
-	m.replay, m.offers.configured = false, false
+	m.distrusted, m.replay = m.replay, false
 	if !m.phase.takesLive() {
 		m.release(now, true)
 	}

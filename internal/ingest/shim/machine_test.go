@@ -190,10 +190,10 @@ type world struct {
 	evil    bool // things may go wrong
 	losses  uint64
 
-	noReplay, snapshots bool
-	decoder             Decoder
-	busy                int       // how often something waited for the rest of a message
-	snapshot            *Snapshot // asked for, and to come
+	snapshots bool
+	decoder   Decoder
+	busy      int       // how often something waited for the rest of a message
+	snapshot  *Snapshot // asked for, and to come
 
 	departures uint64 // engines that were taken to be gone
 }
@@ -202,7 +202,7 @@ func (w *world) start() {
 	if w.machine != nil {
 		w.losses += w.machine.Counts().Gaps + w.machine.Counts().JoinedLate + w.machine.Counts().Undecodable
 	}
-	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, !w.noReplay, w.decoder)
+	w.machine = NewMachine(Identity{Model: "m", BlockSize: 16}, w.limits, true, w.decoder)
 	w.machine.ClearUnreadable()
 	if w.snapshots {
 		w.machine.UseSnapshots()
@@ -259,7 +259,7 @@ func (w *world) step() bool {
 	case choice == 3 && w.snapshot != nil:
 		s := w.snapshot
 		if w.snapshot = nil; w.evil && w.rng.IntN(4) == 0 {
-			w.machine.SnapshotFailed(true, w.now)
+			w.machine.SnapshotFailed()
 		} else {
 			w.machine.Snapshot(*s, w.now)
 		}
@@ -318,7 +318,7 @@ func (w *world) answer() {
 }
 
 // TestSnapshotsMakeUpForEverything: where the engine gives snapshots the log holds, once all is quiet, just what the
-// engine holds, whatever was lost, with and without a replay buffer.
+// engine holds, whatever was lost.
 func TestSnapshotsMakeUpForEverything(t *testing.T) {
 	nothingIsLostOrInvented(t, true)
 }
@@ -354,7 +354,7 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 		if rng.IntN(2) == 0 {
 			w.decoder, w.limits.PartBytes, w.engine.most = &wordParts{}, 1+rng.IntN(1000), 12
 		}
-		w.snapshots, w.noReplay = snapshots, snapshots && rng.IntN(3) == 0
+		w.snapshots = snapshots
 		w.log = &logbook{t: t, held: map[events.BlockHash]bool{}}
 		w.start()
 		for range 20 {
@@ -395,9 +395,6 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 				}
 			}
 			w.evil, w.engine.garbles = false, false
-			if w.noReplay { // then only the next message shows that the last was lost
-				w.wire = append(w.wire, w.engine.publish())
-			}
 			// A replay that failed while things were bad is asked for once they are good; it may bring what is
 			// unreadable, and a snapshot is asked for then.
 			for range 3 {
@@ -500,11 +497,11 @@ func TestReplayInPieces(t *testing.T) {
 	}
 }
 
-// TestOvertakenBeforeTheFirst: what found no room while the first replay ran, or the first snapshot was awaited, is
-// asked for, though the engine had said nothing before.
+// TestOvertakenBeforeTheFirst drops a live message for lack of room during the first replay, whose answer may be a
+// snapshot. The machine asks for the message again.
 func TestOvertakenBeforeTheFirst(t *testing.T) {
 	for _, snapshots := range []bool{false, true} {
-		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{HeldBytes: 1}, !snapshots, words{})
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{HeldBytes: 1}, true, words{})
 		if snapshots {
 			m.UseSnapshots()
 		}
@@ -519,7 +516,7 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 		}
 		m.Live(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
 		if snapshots {
-			m.Snapshot(Snapshot{}, 100) // of before it
+			m.ReplayedWhole(Snapshot{}, 100) // of before it
 		} else {
 			m.ReplayEnded(100)
 		}
@@ -529,47 +526,44 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 	}
 }
 
-// TestAShimThatLackedSomethingIsStartedAgain: what was lost, and could not be had from a snapshot yet, is not forgotten
-// with the shim. Where the engine has no snapshots to offer the next shim goes on where this one was.
+// TestAShimThatLackedSomethingIsStartedAgain loses messages and gets no snapshot in their place. The next shim asks for
+// a snapshot again.
 func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
-	for _, offered := range []bool{true, false} {
-		log := &logbook{t: t, held: map[events.BlockHash]bool{}}
-		start := func(now events.Millis) *Machine {
-			m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
-			m.UseSnapshots()
-			m.Recovered(log.last, now)
-			m.Connected()
-			return m
+	log := &logbook{t: t, held: map[events.BlockHash]bool{}}
+	start := func(now events.Millis) *Machine {
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+		m.UseSnapshots()
+		m.Recovered(log.last, now)
+		m.Connected()
+		return m
+	}
+	first := Frame{Seq: 5, Payload: []byte("life1 +5")} // the engine's buffer begins here
+	m := start(100)
+	wantsReplay(m)
+	m.Replayed(first, 100)
+	if !wantsSnapshot(m) {
+		t.Fatal("no snapshot is wanted in place of the lost messages")
+	}
+	m.SnapshotFailed()
+	wantsReplay(m)
+	m.Replayed(first, 100)
+	m.ReplayEnded(100)
+	m.Live(Frame{Seq: 6, Payload: []byte("life1 +6")}, 100)
+	for flight, err := m.fly(); flight != nil; flight, err = m.fly() {
+		if err != nil {
+			t.Fatal(err)
 		}
-		first := Frame{Seq: 5, Payload: []byte("life1 +5")} // the engine's buffer begins here
-		m := start(100)
-		wantsReplay(m)
-		m.Replayed(first, 100)
-		if !wantsSnapshot(m) {
-			t.Fatal("no snapshot is wanted in place of what is lost")
+		for _, data := range flight {
+			log.append(data)
 		}
-		m.SnapshotFailed(offered, 100)
-		wantsReplay(m)
-		m.Replayed(first, 100)
-		m.ReplayEnded(100)
-		m.Live(Frame{Seq: 6, Payload: []byte("life1 +6")}, 100)
-		for flight, err := m.fly(); flight != nil; flight, err = m.fly() {
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, data := range flight {
-				log.append(data)
-			}
-			m.Flushed()
-		}
-		m = start(200)
-		from, ok := wantsReplay(m)
-		if !ok || (from == 0) != offered {
-			t.Fatalf("offered %v: replay from %d, %v", offered, from, ok)
-		}
-		if m.Replayed(first, 200); wantsSnapshot(m) != offered {
-			t.Errorf("offered %v: a snapshot is wanted: %v", offered, !offered)
-		}
+		m.Flushed()
+	}
+	m = start(200)
+	if from, ok := wantsReplay(m); !ok || from != 0 {
+		t.Fatalf("the next shim wants a replay from %d, %v", from, ok)
+	}
+	if m.Replayed(first, 200); !wantsSnapshot(m) {
+		t.Error("the next shim wants no snapshot")
 	}
 }
 

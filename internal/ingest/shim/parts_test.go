@@ -109,22 +109,22 @@ func liveHeap() int {
 	return int(s.HeapAlloc)
 }
 
-// TestSnapshotsAndHeldMessagesTakeLittleMemory: so do large messages that were held while a snapshot was awaited, and
-// the messages of the snapshot. Whatever is called in between, the order stays.
+// TestSnapshotsAndHeldMessagesTakeLittleMemory takes large messages, which are held until the replay has brought a
+// snapshot, and the messages of the snapshot. Other calls in between do not change the order.
 func TestSnapshotsAndHeldMessagesTakeLittleMemory(t *testing.T) {
 	const size = 4 << 20
 	large := largeMessages(size)["clears"]
-	m := NewMachine(Identity{Model: "m", BlockSize: 2}, Limits{}, false, newDecoder(t))
+	m := NewMachine(Identity{Model: "m", BlockSize: 2}, Limits{}, true, newDecoder(t))
 	m.UseSnapshots()
 	m.Recovered(Published{}, 1)
 	m.Connected()
-	if !wantsSnapshot(m) {
-		t.Fatal("no snapshot is wanted")
+	if _, ok := wantsReplay(m); !ok {
+		t.Fatal("no replay is wanted")
 	}
 	m.Live(Frame{Seq: 7, Payload: large.payload}, 1)
 	m.Live(Frame{Seq: 8, Payload: large.payload}, 1)
 	before, grown := liveHeap(), 0
-	m.Snapshot(Snapshot{Next: 7, Payloads: [][]byte{large.payload, large.payload}}, 1)
+	m.ReplayedWhole(Snapshot{Next: 7, Payloads: [][]byte{large.payload, large.payload}}, 1)
 	m.Verify()
 	m.Gone()
 	total := 0

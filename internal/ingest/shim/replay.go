@@ -44,15 +44,11 @@ type held struct {
 	overtaken events.EngineSeq // one more than the newest that found no room; 0 if all did
 }
 
-// startReplay makes a replay due, or a snapshot if there is no replay socket.
+// startReplay makes a replay due, if the engine can be asked for one.
 func (m *Machine) startReplay() {
-	switch {
-	case m.phase == departed{}:
-	case m.replay:
+	if m.canAsk() {
 		m.phase = &replaying{}
 		m.learning.interrupt()
-	case m.offers.configured:
-		m.wantSnapshot()
 	}
 }
 

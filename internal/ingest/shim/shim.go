@@ -57,16 +57,12 @@ type Config struct {
 	Replay string // the engine's replay endpoint; empty if it has none
 	Topics []string
 
-	// Snapshot is where the engine may be asked for all that it holds: Replay's endpoint, or one of its own; see
-	// [Snapshot]. Empty if nowhere.
-	Snapshot string
-
 	// Messages, if not nil, is where the engine's messages come from in place of a socket of its own: they are one
 	// engine's part of a socket at which several engines publish. Engine then only names the socket. After TryRecv's
 	// error, when all that came is in the log, Run returns nil.
 	Messages Receiver
 
-	// Feed, if not nil, is where the engine's messages come from instead: the six fields above are not used, nor is
+	// Feed, if not nil, is where the engine's messages come from instead: the five fields above are not used, nor is
 	// Decoder for those that were read already. When it is closed and all of it is in the log, Run returns nil.
 	Feed <-chan Frame
 
@@ -150,7 +146,7 @@ type Hooks struct {
 	ReplayFailed func(from events.EngineSeq, err error)
 	ReplayEnded  func() // well: the replay socket has answered
 
-	// SnapshotFailed tells why the engine gave no snapshot; that it offers none is such a reason.
+	// SnapshotFailed is called with the error of a request to Source for all that the engine holds.
 	SnapshotFailed func(err error)
 	LogFailed      func(err error)
 	LogUnreadable  func(err error) // the rank's last message in the log: a new incarnation begins
@@ -242,12 +238,12 @@ func Run(ctx context.Context, cfg Config) error {
 	defer r.check.Stop()
 	defer r.retry.Stop()
 	r.retry.Stop()
-	replay, snapshots := cfg.Replay != "", cfg.Snapshot != ""
+	replay := cfg.Replay != ""
 	if cfg.Feed != nil {
-		replay, snapshots = cfg.Source != nil, cfg.Source != nil
+		replay = cfg.Source != nil
 	}
 	r.machine = NewMachine(cfg.Identity, cfg.Limits, replay, observed{r})
-	if snapshots {
+	if cfg.Feed != nil && replay {
 		r.machine.UseSnapshots()
 	}
 	if cfg.ClearUnreadable {

@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -11,21 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// An engine snapshot is all that an engine holds, said by itself as messages for a reader that knows nothing. It is
-// what is left where the replay buffer does not reach back. No release of an engine has it; two proposals for vLLM do,
-// and are told apart by the first answer:
-//
-//	request of both      ["", "snapshot"]
-//	vllm-project/vllm#50134, on the replay socket: several replies ["", topic, next u64 BE, batch], all with the number of the live message that follows,
-//	                     and the end marker of a replay
-//	vllm-project/vllm#57789, on a socket of its own (snapshot_endpoint): one reply ["", last i64 BE, publisher (16 bytes), batch...]; last is the newest message
-//	                     that is in it, -1 if there was none, and -2 says that there is no snapshot now
-//
-// A replay socket without either takes "snapshot" for a sequence beyond its newest and answers with the end marker
-// alone. Formats: the description of #50134, and docs/features/kv_event_snapshots.md and
-// vllm/distributed/kv_events_snapshot.py of #57789.
-
-// Snapshot is what an engine says that it holds.
+// Snapshot is everything that an engine holds, as messages for a reader without earlier messages.
 type Snapshot struct {
 	Next     events.EngineSeq // the live message that follows
 	Payloads [][]byte
@@ -70,24 +55,23 @@ const (
 	shown       // its digest is what a replay showed after a snapshot; nothing live has followed it yet
 )
 
-// offers is what is known of an engine's snapshots. The zero value is an engine that has none.
+// offers is the state of requests for snapshots. The zero value is that of an engine without snapshots.
 type offers struct {
 	configured bool // the engine may be asked for one
 	tries      int  // since something of the live stream fitted
 	refused    bool // no more are asked for until something changes
-	none       bool // when it was last asked for one it had none to offer
 	// something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that
 	// starts again asks for it
 	lacking bool
 }
 
-// lost tells that something was lost that a snapshot would have.
-func (o *offers) lost() { o.lacking = o.configured && !o.none }
+// lost records a loss that a snapshot would make up for.
+func (o *offers) lost() { o.lacking = o.configured }
 
-// askAgain tells that the engine may have a snapshot by now.
+// askAgain allows requests again, since the engine may have a snapshot by now.
 func (o *offers) askAgain() { o.tries, o.refused = 0, false }
 
-// UseSnapshots tells that the engine may be asked for a snapshot. It is to be called before Recovered.
+// UseSnapshots lets the machine ask for snapshots, beside replays. It must be called before Recovered.
 func (m *Machine) UseSnapshots() { m.offers.configured = true }
 
 // wantSnapshot makes a snapshot due in place of a loss, unless there can be none.
@@ -136,11 +120,11 @@ func (m *Machine) adoptNext() {
 		m.counts.Undecodable++ // a part of a snapshot is worth nothing
 		m.adopting = nil
 		m.begin(events.ReasonGap, a.now)
-		m.noSnapshot(true, a.now)
+		m.noSnapshot()
 		return
 	}
 	m.adopting = nil
-	m.offers.none, m.offers.lacking = false, false
+	m.offers.lacking = false
 	m.counts.Snapshots++
 	if a.snapshot.Next > 0 {
 		m.taken, m.basis = events.Cursor{Known: true, Seq: a.snapshot.Next - 1}, named
@@ -148,32 +132,22 @@ func (m *Machine) adoptNext() {
 	m.release(a.now, false)
 }
 
-// SnapshotFailed tells that there is no snapshot: what is missing counts as lost. If one is offered at all it is asked
-// for again with the next Verify, since the engine may have it by then.
-func (m *Machine) SnapshotFailed(offered bool, now events.Millis) {
+// SnapshotFailed records the failure of the request for a snapshot. The missing messages count as lost. The next Verify
+// makes another request due.
+func (m *Machine) SnapshotFailed() {
 	m.complete()
 	if m.awaited() {
-		m.noSnapshot(offered, now)
+		m.noSnapshot()
 	}
 }
 
-func (m *Machine) noSnapshot(offered bool, now events.Millis) {
-	m.offers.refused, m.offers.none, m.offers.lacking = true, !offered, offered
-	if m.replay {
-		m.startReplay()
-		return
-	}
-	m.release(now, false)
+func (m *Machine) noSnapshot() {
+	m.offers.refused, m.offers.lacking = true, true
+	m.startReplay()
 }
 
-// Bounds of a snapshot, and how many times as long as for a replay is waited for it: it is made when it is asked for.
-const (
-	maxSnapshot      = 256 << 20 // bytes
-	maxSnapshotParts = 1 << 16
-	snapshotPatience = 10
-)
-
-var errNotOffered = errors.New("the engine does not offer snapshots")
+// snapshotPatience is how many times as long as for a replay a shim waits for a snapshot, which is made on request.
+const snapshotPatience = 10
 
 type snapshotted struct {
 	snapshot Snapshot
@@ -201,77 +175,18 @@ func (r *runner) snapshotted(got snapshotted) {
 		return
 	}
 	r.cfg.Hooks.SnapshotFailed(got.err)
-	r.machine.SnapshotFailed(!errors.Is(got.err, errNotOffered), now)
+	r.machine.SnapshotFailed()
 	r.askSoon()
 }
 
-// askSnapshot asks for a snapshot and hears all of it.
+// askSnapshot asks the source for everything that the engine holds.
 func askSnapshot(ctx context.Context, cfg Config) (Snapshot, error) {
-	if cfg.Source != nil {
-		said, err := askSource(ctx, cfg, 0)
-		if err == nil && said.Whole == nil {
-			err = errors.New("the engine does not say all that it holds")
-		}
-		if err != nil {
-			return Snapshot{}, err
-		}
-		return *said.Whole, nil
+	said, err := askSource(ctx, cfg, 0)
+	if err == nil && said.Whole == nil {
+		err = errors.New("the answer of the engine is not a snapshot")
 	}
-	ctx, cancel := context.WithTimeout(ctx, snapshotPatience*cfg.ReplayTimeout)
-	defer cancel()
-	sockets := cfg.Sockets
-	sockets.MaxMessage, sockets.MaxFrames, sockets.RecvBytes = 2*maxSnapshot, maxSnapshotParts, maxSnapshot
-	d, err := ask(ctx, cfg.Snapshot, sockets, []byte("snapshot"))
 	if err != nil {
 		return Snapshot{}, err
 	}
-	defer d.Stop()
-	var s Snapshot
-	for size := 0; size <= maxSnapshot; {
-		frames, err := d.Recv(ctx)
-		if err != nil {
-			if ctx.Err() != nil {
-				err = fmt.Errorf("no whole snapshot came in %v", snapshotPatience*cfg.ReplayTimeout)
-			}
-			return Snapshot{}, err
-		}
-		more, err := s.hear(frames)
-		if err != nil || !more {
-			return s, err
-		}
-		size += len(s.Payloads[len(s.Payloads)-1])
-	}
-	return Snapshot{}, fmt.Errorf("a snapshot of more than %d bytes", maxSnapshot)
-}
-
-// hear takes one reply, and reports whether another one follows.
-func (s *Snapshot) hear(frames [][]byte) (more bool, err error) {
-	if len(frames) > 0 && len(frames[0]) == 0 {
-		frames = frames[1:]
-	}
-	switch n := len(frames); {
-	case n >= 2 && len(frames[0]) == 8 && len(frames[1]) == 16: // #57789
-		switch last := int64(binary.BigEndian.Uint64(frames[0])); {
-		case len(s.Payloads) > 0 || last < -2:
-			return false, errors.New("replies of no known kind of snapshot")
-		case last == -2:
-			return false, errors.New("the engine has no snapshot now")
-		default:
-			s.Next, s.Payloads = events.EngineSeq(last+1), frames[2:]
-			return false, nil
-		}
-	case (n == 2 || n == 3) && len(frames[n-2]) == 8: // #50134, or a replay socket that knows neither
-		next := binary.BigEndian.Uint64(frames[n-2])
-		switch {
-		case next == endMarker && len(s.Payloads) == 0:
-			return false, errNotOffered
-		case next == endMarker:
-			return false, nil
-		case n == 2 || len(s.Payloads) > 0 && events.EngineSeq(next) != s.Next:
-			return false, errors.New("replies of no known kind of snapshot")
-		}
-		s.Next, s.Payloads = events.EngineSeq(next), append(s.Payloads, frames[2])
-		return true, nil
-	}
-	return false, fmt.Errorf("an answer of %d frames that is no snapshot", len(frames))
+	return *said.Whole, nil
 }

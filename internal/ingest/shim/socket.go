@@ -83,7 +83,7 @@ func (r *runner) reportSpeakers() {
 		return
 	}
 	if before := r.several; (before == "") != (now == "") {
-		r.machine.TrustSockets(now == "", millis(time.Now()))
+		r.machine.TrustReplays(now == "", millis(time.Now()))
 	}
 	r.several = now
 	r.cfg.Hooks.Several(now)

@@ -58,16 +58,16 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestUnreadableAsksForASnapshot: where the engine says all that it holds when it is asked, it is, when it is next
-// quiet.
+// TestUnreadableAsksForASnapshot skips an unreadable message of an engine with snapshots. The machine asks for a
+// snapshot as soon as the engine is quiet.
 func TestUnreadableAsksForASnapshot(t *testing.T) {
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	m.UseSnapshots()
 	m.Recovered(Published{}, 100)
 	m.Connected()
 	m.Live(Frame{Seq: 0, Payload: []byte("life1 +1 +2")}, 100)
-	if wantsSnapshot(m) {
-		m.Snapshot(Snapshot{Next: 1, Payloads: [][]byte{[]byte("life1 +1"), []byte("life1 +2")}}, 100)
+	if _, ok := wantsReplay(m); ok {
+		m.ReplayedWhole(Snapshot{Next: 1, Payloads: [][]byte{[]byte("life1 +1"), []byte("life1 +2")}}, 100)
 	}
 	m.Live(Frame{Seq: 1, Payload: []byte("life1 -1 ?")}, 100)
 	if wantsSnapshot(m) {

@@ -77,7 +77,7 @@ var limits = map[string]object{
 	"events":                        {"enum": []any{api.EventsNone}},
 	"api":                           {"enum": apis},
 	"events_endpoint":               {"minLength": 1}, "replay_endpoint": {"minLength": 1},
-	"snapshot_endpoint": {"minLength": 1}, "source": {"minLength": 1},
+	"source":                           {"minLength": 1},
 	"why":                              {"maxLength": 255},
 	"EngineLoad.worker":                {"minLength": 1},
 	"EngineLoad.kv_used_blocks":        {"maximum": events.MaxEngineCount},

@@ -33,8 +33,7 @@ func (s *Server) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) 
 		for _, e := range []struct {
 			from string
 			to   *string
-		}{{w.EventsEndpoint, &engine.Endpoint}, {w.ReplayEndpoint, &engine.Replay},
-			{w.SnapshotEndpoint, &engine.Snapshot}} {
+		}{{w.EventsEndpoint, &engine.Endpoint}, {w.ReplayEndpoint, &engine.Replay}} {
 			at, err := zmtp.PortsAfter(e.from, i)
 			if err != nil {
 				return nil, api.Errorf(api.CodeMalformed, "%v", err)

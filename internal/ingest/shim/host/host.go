@@ -82,7 +82,7 @@ func Run(ctx context.Context, r Rank, env Env) error {
 	cfg := r.Config
 	if env.Claim == nil {
 		env.Claim = func(ctx context.Context) (*shim.ControlServer, error) {
-			return shim.Claim(ctx, env.Namespace, key, cfg.Replay != "" || cfg.Snapshot != "")
+			return shim.Claim(ctx, env.Namespace, key, cfg.Replay != "")
 		}
 	}
 	server, err := env.Claim(ctx)

@@ -120,11 +120,7 @@ func (s *Shim) filledIn(ctx context.Context, said enginehttp.Engine, asker *engi
 		list, err = all.bySettings()
 	default:
 		for _, rank := range said.Ranks {
-			one := all.at(ctx, rank)
-			if one.EngineSnapshot != "" && err == nil {
-				one.EngineSnapshot, err = zmtp.PortsAfter(all.EngineSnapshot, rank.Rank)
-			}
-			list = append(list, one)
+			list = append(list, all.at(ctx, rank))
 		}
 	}
 	for _, one := range list {

@@ -76,7 +76,7 @@ func (s *Shim) serve(ctx, stop context.Context, ns *jetstream.Namespace, log *sl
 	}
 	return s.RunRank(ctx, stop, ns, Rank{Decoder: decoder, Config: shim.Config{
 		Engine: s.Engine, Listen: s.Listen, Topics: []string{s.Topic}, Messages: s.Messages, Replay: s.Replay,
-		Snapshot: s.EngineSnapshot, ClearUnreadable: s.OnUnreadable == UnreadableClear, ReplayTimeout: s.ReplayTimeout,
+		ClearUnreadable: s.OnUnreadable == UnreadableClear, ReplayTimeout: s.ReplayTimeout,
 		IdleCheck: s.IdleCheck, OnRefused: onRefused, SilentAfter: s.SilentAfter, GoneAfter: s.GoneAfter,
 		Stop: stop.Done(), Serving: serving,
 	}}, log, func(report *shim.Report, cfg *shim.Config) (end func()) {
@@ -135,7 +135,7 @@ func (s *Shim) claim(ctx context.Context, ns *jetstream.Namespace, log *slog.Log
 	waiting := Limiter{Every: s.LogRepeat}
 	giveUp := time.Now().Add(s.ClaimWait)
 	for {
-		server, err := shim.Claim(ctx, ns, s.key(), s.Replay != "" || s.EngineSnapshot != "")
+		server, err := shim.Claim(ctx, ns, s.key(), s.Replay != "")
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
 			log.Warn("the NATS server does not permit control subjects", "error", err, "what_to_do",

@@ -15,9 +15,6 @@ func (s *Shim) OfRank(i uint32) (*Shim, error) {
 	if one.Engine, err = zmtp.PortsAfter(s.Engine, i); err == nil && s.Replay != "" {
 		one.Replay, err = zmtp.PortsAfter(s.Replay, i)
 	}
-	if err == nil && s.EngineSnapshot != "" {
-		one.EngineSnapshot, err = zmtp.PortsAfter(s.EngineSnapshot, i)
-	}
 	return &one, err
 }
 
@@ -30,11 +27,7 @@ func (s *Shim) checkPorts() error {
 		if err != nil {
 			return fmt.Errorf("--ranks %d: %w", s.Ranks, err)
 		}
-		for _, e := range []struct{ what, endpoint string }{{"event", one.Engine}, {"replay", one.Replay},
-			{"snapshot", one.EngineSnapshot}} {
-			if e.what == "snapshot" && e.endpoint == one.Replay {
-				continue // the replay socket also answers requests for snapshots
-			}
+		for _, e := range []struct{ what, endpoint string }{{"event", one.Engine}, {"replay", one.Replay}} {
 			what := fmt.Sprintf("rank %d's %s endpoint", one.Rank, e.what)
 			if other := taken[e.endpoint]; other != "" && e.endpoint != "" {
 				return fmt.Errorf(

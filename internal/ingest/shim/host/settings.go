@@ -21,8 +21,8 @@ type Settings struct {
 	Namespace string
 
 	// Endpoints of the first rank. Of a source of many ranks, Engine is the place of the source.
-	Source, Engine, Replay, EngineSnapshot, Topic string
-	Listen                                        bool // the engine dials Engine
+	Source, Engine, Replay, Topic string
+	Listen                        bool // the engine dials Engine
 
 	Worker, Model          string
 	Rank, Ranks, BlockSize uint32
@@ -99,8 +99,7 @@ func (s *Shim) CheckEngine(wrong *usage.Complaints) {
 	_, err := events.EngineOf(s.Source)
 	wrong.When(err != nil, "--source %q is none of auto, vllm, sglang, ndjson, dynamo-nats, dynamo-zmq, mooncake",
 		s.Source)
-	for _, f := range []struct{ name, value string }{{"--engine", s.Engine}, {"--replay", s.Replay},
-		{"--engine-snapshot", s.EngineSnapshot}} {
+	for _, f := range []struct{ name, value string }{{"--engine", s.Engine}, {"--replay", s.Replay}} {
 		if f.value != "" {
 			wrong.About(f.name, zmtp.CheckEndpoint(f.value))
 		}

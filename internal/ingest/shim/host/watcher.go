@@ -216,7 +216,7 @@ func (w *watcher) hooks() shim.Hooks {
 		ReplayEnded: func() { w.replays.Store(true) },
 		SnapshotFailed: func(err error) {
 			w.snapshotFailed.WarnTo(log, "the engine gave no snapshot", "error", err, "what_to_do",
-				"see that --engine-snapshot is the engine's snapshot endpoint; it begins with what it says from now on")
+				"see that the worker answers at the address in Dynamo's discovery; the shim asks it again")
 		},
 		LogUnreadable: func(err error) {
 			w.unreadable.WarnTo(log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
@@ -320,7 +320,7 @@ func (w *watcher) stepped(c shim.Counts, queued int, again bool) {
 
 // firstConnected checks the settings at the first connection.
 func (w *watcher) firstConnected() {
-	if w.cfg.Replay == "" && w.cfg.EngineSnapshot == "" && w.cfg.Messages == nil {
+	if w.cfg.Replay == "" && w.cfg.Messages == nil {
 		w.log.Warn("no replay endpoint: what the engine has said before is not known, and each gap clears the rank",
 			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and give it to --replay")
 	}
