@@ -3,6 +3,7 @@
 //   - affinity binds sessions to workers
 //   - guess predicts blocks that a worker probably holds, because requests with them were sent there
 //   - load keeps the requests under way and the outstanding work of each worker
+//   - prompts is the trie of prompts in which guess and load keep the blocks of each worker
 //   - queue orders the requests that wait for a worker
 //   - selection joins index, registrations and loads, applies a policy of pkg/routing, and books
 package choose

@@ -12,7 +12,7 @@ func (t *Table) Check() error {
 			return fmt.Errorf("request %v of %v is not in the table", q.key, q.rank.key)
 		}
 		sizes[q.rank] += q.beside
-		for n := q.tail; n != &t.root; n = n.parent {
+		for n := q.tail; n != &t.prompts.Root; n = n.Parent {
 			if n == nil {
 				return fmt.Errorf("the path of %v is broken", q.key)
 			}
@@ -24,34 +24,33 @@ func (t *Table) Check() error {
 	}
 	var walk func(n *node) error
 	walk = func(n *node) error {
-		for i, r := range n.slots {
-			s := r.slot
+		for i, r := range n.Slots {
+			s := r.Share
 			switch {
-			case i > 0 && n.slots[i-1].id >= r.id, s.node != n, t.ranks[r.id] != s.rank:
-				return fmt.Errorf("slot %d of the node at %d is out of place", i, n.start)
+			case i > 0 && n.Slots[i-1].ID >= r.ID, s.node != n, t.ranks[r.ID] != s.rank:
+				return fmt.Errorf("slot %d of the node at %d is out of place", i, n.Start)
 			case s.leases != leases[n][s.rank]:
-				return fmt.Errorf("%v at %d has %d leases, want %d", s.rank.key, n.start, s.leases, leases[n][s.rank])
+				return fmt.Errorf("%v at %d has %d leases, want %d", s.rank.key, n.Start, s.leases, leases[n][s.rank])
 			case (s.at < 0) != (s.leases > 0):
-				return fmt.Errorf("%v at %d has %d leases and is queued at %d", s.rank.key, n.start, s.leases, s.at)
+				return fmt.Errorf("%v at %d has %d leases and is queued at %d", s.rank.key, n.Start, s.leases, s.at)
 			}
 			slots[s] = true
-			sizes[s.rank] += len(n.edge)
-			if n.parent == &t.root {
+			sizes[s.rank] += len(n.Edge)
+			if n.Parent == &t.prompts.Root {
 				continue
 			}
-			j, ok := n.parent.slot(r.id)
+			j, ok := n.Parent.Find(r.ID)
 			if !ok {
-				return fmt.Errorf("%v has a hole before %d", s.rank.key, n.start)
+				return fmt.Errorf("%v has a hole before %d", s.rank.key, n.Start)
 			}
-			if up := n.parent.slots[j]; up.used < s.used || up.leases < s.leases {
-				return fmt.Errorf("%v at %d: used %v, leases %d, before it %v, %d", s.rank.key, n.start, s.used, s.leases,
+			if up := n.Parent.Slots[j].Share; up.used < s.used || up.leases < s.leases {
+				return fmt.Errorf("%v at %d: used %v, leases %d, before it %v, %d", s.rank.key, n.Start, s.used, s.leases,
 					up.used, up.leases)
 			}
 		}
-		for kid := range n.each {
-			if kid.parent != n || len(kid.edge) == 0 || n.kid(kid.edge[0]) != kid || kid.start != n.end() ||
-				len(kid.slots) == 0 {
-				return fmt.Errorf("the node at %d with %d slots is out of place", kid.start, len(kid.slots))
+		for kid := range n.Kids {
+			if len(kid.Slots) == 0 {
+				return fmt.Errorf("the node at %d has no slots", kid.Start)
 			}
 			if err := walk(kid); err != nil {
 				return err
@@ -59,7 +58,7 @@ func (t *Table) Check() error {
 		}
 		return nil
 	}
-	if err := walk(&t.root); err != nil {
+	if err := walk(&t.prompts.Root); err != nil {
 		return err
 	}
 	total := 0

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/choose/prompts"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -52,7 +53,7 @@ type Table struct {
 	free     []uint32
 	byKey    map[events.RankKey]*rank
 	changes  uint64 // counts changes of ids
-	root     node
+	prompts  prompts.Trie[*slot]
 	size     int // the sum over all ranks
 	requests map[load.Key]*request
 }
@@ -80,7 +81,7 @@ type request struct {
 // expire first, until the share ratio of the maximum is left. defaultTTL applies to unregistered ranks.
 func NewTable(blocks int, ratio float64, defaultTTL time.Duration) *Table {
 	return &Table{blocks: blocks, ratio: ratio, defaultTTL: defaultTTL, byKey: map[events.RankKey]*rank{},
-		requests: map[load.Key]*request{}}
+		requests: map[load.Key]*request{}, prompts: prompts.Trie[*slot]{Copies: true, Halved: halved}}
 }
 
 // Size returns the number of predicted blocks and of blocks without hashes, counted per rank.
@@ -150,15 +151,15 @@ func (t *Table) begin(now time.Duration, r *load.Request, ended bool) {
 	k := t.rankOf(r.Rank)
 	at, leased := now-r.Age, k.rule.Capacity > 0 && !ended
 	if len(r.Hashes) > 0 && (leased || at+t.ttl(k) > now) {
-		tail := t.root.reach(r.Hashes)
-		for n := tail; n != &t.root; n = n.parent {
+		tail := t.prompts.Reach(r.Hashes)
+		for n := tail; n.Parent != nil; n = n.Parent {
 			t.use(k, n, at, leased, r.Key)
 		}
 		if leased {
 			t.lease(k, r, tail)
 		}
 	} else if leased {
-		t.lease(k, r, &t.root)
+		t.lease(k, r, &t.prompts.Root)
 	}
 	if ended && k.rule.Capacity > 0 {
 		t.leaveBehind(k, r.Private, at, r.Key)
@@ -192,7 +193,7 @@ func (t *Table) Past(now time.Duration, yield func(*load.Request) bool) {
 	for _, s := range all {
 		r := load.Request{Key: s.owner, Rank: s.rank.key, Private: s.blocks, PrefillDone: s.due != 0, Age: now - s.used}
 		if s.node != nil {
-			r.Hashes = s.node.path()
+			r.Hashes = s.node.Path()
 		}
 		if !yield(&r) {
 			return
@@ -209,12 +210,12 @@ func (t *Table) lease(k *rank, r *load.Request, tail *node) {
 
 // use records a request with the blocks of a node at a rank.
 func (t *Table) use(k *rank, n *node, at time.Duration, leased bool, owner load.Key) {
-	i, ok := n.slot(k.id)
+	i, ok := n.Find(k.id)
 	if !ok {
-		n.slots = slices.Insert(n.slots, i, ref{k.id, &slot{rank: k, node: n, used: at, at: -1, owner: owner}})
-		t.resize(k, len(n.edge))
+		n.Insert(i, prompts.Slot[*slot]{ID: k.id, Share: &slot{rank: k, node: n, used: at, at: -1, owner: owner}})
+		t.resize(k, len(n.Edge))
 	}
-	s := n.slots[i].slot
+	s := n.Slots[i].Share
 	if at > s.used {
 		s.used, s.owner, s.due = at, owner, 0
 	}
@@ -236,9 +237,9 @@ func (t *Table) end(now time.Duration, q *request) {
 	delete(t.requests, q.key)
 	k := q.rank
 	delete(k.running, q)
-	for n := q.tail; n != &t.root; n = n.parent {
-		i, _ := n.slot(k.id)
-		s := n.slots[i].slot
+	for n := q.tail; n.Parent != nil; n = n.Parent {
+		i, _ := n.Find(k.id)
+		s := n.Slots[i].Share
 		s.used = max(s.used, now)
 		if s.leases--; s.leases == 0 {
 			heap.Push(&k.queue, s)
@@ -258,16 +259,16 @@ func (t *Table) arrived(now time.Duration, r *load.Request) {
 	if k == nil {
 		return
 	}
-	n := &t.root
-	for pos := 0; pos < len(r.Hashes); pos = n.end() {
-		if n = n.kid(r.Hashes[pos]); n == nil {
+	n := &t.prompts.Root
+	for pos := 0; pos < len(r.Hashes); pos = n.End() {
+		if n = n.Kid(r.Hashes[pos]); n == nil {
 			return
 		}
-		i, ok := n.slot(k.id)
+		i, ok := n.Find(k.id)
 		if !ok {
 			return
 		}
-		if s := n.slots[i].slot; s.owner == r.Key && s.due == 0 {
+		if s := n.Slots[i].Share; s.owner == r.Key && s.due == 0 {
 			s.due = now
 		}
 	}
@@ -360,8 +361,8 @@ func (t *Table) shrink(s *slot, blocks int, why Reason) {
 		t.resize(k, -blocks)
 		return
 	}
-	if blocks < len(n.edge) {
-		n.split(len(n.edge) - blocks)
+	if blocks < len(n.Edge) {
+		t.prompts.Split(n, len(n.Edge)-blocks)
 	}
 	heap.Remove(&k.queue, s.at)
 	t.removeSlot(k, n)
@@ -369,12 +370,9 @@ func (t *Table) shrink(s *slot, blocks int, why Reason) {
 
 // removeSlot removes a rank's slot from a node.
 func (t *Table) removeSlot(k *rank, n *node) {
-	i, _ := n.slot(k.id)
-	n.slots = slices.Delete(n.slots, i, i+1)
-	t.resize(k, -len(n.edge))
-	if len(n.slots) == 0 {
-		n.parent.removeKid(n)
-	}
+	i, _ := n.Find(k.id)
+	n.Remove(i)
+	t.resize(k, -len(n.Edge))
 }
 
 func (t *Table) resize(k *rank, by int) {
@@ -404,27 +402,27 @@ func (t *Table) rankOf(key events.RankKey) *rank {
 // blocks before the time passed. The index has all events of the rank up to that time. Refute reports whether it
 // dropped blocks.
 func (t *Table) Refute(key events.RankKey, seq []events.SeqHash, confirmed int, passed time.Duration) bool {
-	k, n := t.byKey[key], &t.root
-	for pos := 0; pos <= confirmed; pos = n.end() {
+	k, n := t.byKey[key], &t.prompts.Root
+	for pos := 0; pos <= confirmed; pos = n.End() {
 		if pos == len(seq) {
 			return false
 		}
-		if n = n.kid(seq[pos]); n == nil {
+		if n = n.Kid(seq[pos]); n == nil {
 			return false
 		}
-		if k := load.Common(n.edge, seq[pos:]); k < len(n.edge) && pos+k <= confirmed {
+		if k := prompts.Common(n.Edge, seq[pos:]); k < len(n.Edge) && pos+k <= confirmed {
 			return false
 		}
 	}
 	if k == nil {
 		return false
 	}
-	i, ok := n.slot(k.id)
-	if !ok || n.slots[i].due == 0 || n.slots[i].due > passed || n.slots[i].leases > 0 {
+	i, ok := n.Find(k.id)
+	if !ok || n.Slots[i].Share.due == 0 || n.Slots[i].Share.due > passed || n.Slots[i].Share.leases > 0 {
 		return false
 	}
-	if confirmed > n.start {
-		n.split(confirmed - n.start)
+	if confirmed > n.Start {
+		t.prompts.Split(n, confirmed-n.Start)
 	}
 	t.cut(k, n)
 	return true
@@ -432,12 +430,12 @@ func (t *Table) Refute(key events.RankKey, seq []events.SeqHash, confirmed int, 
 
 // cut drops a rank's guesses from a node on.
 func (t *Table) cut(k *rank, n *node) {
-	i, ok := n.slot(k.id)
+	i, ok := n.Find(k.id)
 	if !ok {
 		return
 	}
-	s := n.slots[i].slot
-	for kid := range n.each {
+	s := n.Slots[i].Share
+	for kid := range n.Kids {
 		t.cut(k, kid)
 	}
 	t.shrink(s, math.MaxInt, Refuted)
@@ -448,9 +446,9 @@ func (t *Table) remove(k *rank, why Reason) {
 	for q := range k.running {
 		delete(t.requests, q.key)
 		t.resize(k, -q.beside)
-		for n := q.tail; n != &t.root; n = n.parent {
-			i, _ := n.slot(k.id)
-			s := n.slots[i].slot
+		for n := q.tail; n.Parent != nil; n = n.Parent {
+			i, _ := n.Find(k.id)
+			s := n.Slots[i].Share
 			if s.leases--; s.leases == 0 {
 				heap.Push(&k.queue, s)
 			}
@@ -473,14 +471,7 @@ func (t *Table) release(k *rank) {
 // Depths sets the predicted number of leading blocks of seq for each rank with a guess, at index place[id] of depths.
 // place comes from [Table.Places]. Depths reports whether any rank has a guess.
 func (t *Table) Depths(seq []events.SeqHash, place []int32, depths []uint32) (some bool) {
-	t.root.depths(seq, func(list []ref, depth int) {
-		for i := range list {
-			if at := place[list[i].id]; at >= 0 {
-				depths[at], some = uint32(depth), true
-			}
-		}
-	})
-	return some
+	return prompts.Depths(&t.prompts, seq, place, depths)
 }
 
 // Places returns the index in the list of each registered rank, by the table's ids, for [Table.Depths]; -1 for ranks

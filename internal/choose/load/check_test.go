@@ -8,11 +8,11 @@ import (
 // Check verifies the invariants, by computing everything again from the records.
 func (t *Table) Check() error {
 	var sum Digest
-	blocks, owned := 0, map[*node]map[*row][]uint64{}
+	blocks, owned := 0, map[*node]map[uint32][]uint64{}
 	weights := map[*row]uint64{}
 	loads := make([]Load, len(t.rows))
 	for i, r := range t.rows {
-		if r.index != i || t.byRank[r.key] != r || t.loads[i].Rank != r.key {
+		if r.index != i || t.places[r.id] != int32(i) || t.byRank[r.key] != r || t.loads[i].Rank != r.key {
 			return fmt.Errorf("row %d of %v says that it is row %d", i, r.key, r.index)
 		}
 		loads[i].Rank = r.key
@@ -54,22 +54,22 @@ func (t *Table) Check() error {
 		load.Requests++
 		weights[r.row] += r.own(r.private)
 		end := len(r.hashes)
-		for n := r.tail; n != &t.root; n = n.parent {
-			if n == nil || n.end() != end || !slices.Equal(n.edge, r.hashes[n.start:end]) {
+		for n := r.tail; n != &t.prompts.Root; n = n.Parent {
+			if n == nil || n.End() != end || !slices.Equal(n.Edge, r.hashes[n.Start:end]) {
 				return fmt.Errorf("the path of %v is broken at %d", key, end)
 			}
-			end = n.start
+			end = n.Start
 			if owned[n] == nil {
-				owned[n] = map[*row][]uint64{}
+				owned[n] = map[uint32][]uint64{}
 			}
-			copies := owned[n][r.row]
-			w := weightAt(r.runs, n.start)
-			for i := n.start; i < n.end(); i++ {
+			copies := owned[n][r.row.id]
+			w := weightAt(r.runs, n.Start)
+			for i := n.Start; i < n.End(); i++ {
 				if weightAt(r.runs, i) != w {
 					return fmt.Errorf("the weights of %v change within a node at %d", key, i)
 				}
 			}
-			owned[n][r.row] = append(copies, w)
+			owned[n][r.row.id] = append(copies, w)
 		}
 		if end != 0 {
 			return fmt.Errorf("the path of %v ends at %d", key, end)
@@ -78,18 +78,17 @@ func (t *Table) Check() error {
 	nodes := 0
 	var walk func(n *node) error
 	walk = func(n *node) error {
-		for first, kid := range n.kids {
+		for kid := range n.Kids {
 			nodes++
-			if kid.parent != n || kid.edge[0] != first || kid.start != n.end() || len(kid.slots) != len(owned[kid]) {
-				return fmt.Errorf("node at %d, %d slots, want %d", kid.start, len(kid.slots), len(owned[kid]))
+			if len(kid.Slots) != len(owned[kid]) {
+				return fmt.Errorf("node at %d, %d slots, want %d", kid.Start, len(kid.Slots), len(owned[kid]))
 			}
-			for i, s := range kid.slots {
-				copies := owned[kid][s.row]
-				if int(s.n) != len(copies) || s.weight != slices.Max(copies) ||
-					!s.mixed && slices.Min(copies) != s.weight || i > 0 && kid.slots[i-1].row.serial >= s.row.serial {
-					return fmt.Errorf("slot %+v, copies %v", s, copies)
+			for _, slot := range kid.Slots {
+				s, copies := slot.Share, owned[kid][slot.ID]
+				if int(s.n) != len(copies) || s.weight != slices.Max(copies) || !s.mixed && slices.Min(copies) != s.weight {
+					return fmt.Errorf("slot %+v, copies %v", slot, copies)
 				}
-				weights[s.row] += s.weight * uint64(len(kid.edge))
+				weights[t.rows[t.places[slot.ID]]] += s.weight * uint64(len(kid.Edge))
 			}
 			if err := walk(kid); err != nil {
 				return err
@@ -97,7 +96,7 @@ func (t *Table) Check() error {
 		}
 		return nil
 	}
-	if err := walk(&t.root); err != nil {
+	if err := walk(&t.prompts.Root); err != nil {
 		return err
 	}
 	if nodes != len(owned) {

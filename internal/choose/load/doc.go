@@ -18,9 +18,8 @@
 //
 // # Prompts are a trie
 //
-// All prompts are in one radix tree (trie.go) whose nodes count each rank's requests. Booking 512 blocks enters a node
-// or two, and a query passes a few nodes, whatever its length: the ranks of a node are among those of the node before,
-// so only nodes where ranks drop out are looked at.
+// All prompts are in one radix tree (internal/choose/prompts) whose nodes count the requests of each rank. A booking of
+// 512 blocks changes a node or two. A query visits a few nodes, whatever its length.
 //
 // # A weight is a copy
 //

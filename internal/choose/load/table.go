@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/choose/prompts"
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -120,7 +121,7 @@ type record struct {
 	key      Key
 	id       string
 	rank     events.RankKey
-	hashes   []events.SeqHash // shared with the trie: never changed
+	hashes   []events.SeqHash // kept by Table.prompts: never changed
 	private  uint32           // blocks of the prompt that have no hashes
 	tokens   int64
 	expected uint32
@@ -130,7 +131,7 @@ type record struct {
 
 	row   *row    // nil: gone
 	pos   int     // in row.records
-	tail  *node   // the end of hashes in the trie
+	tail  *node   // the end of hashes in Table.prompts
 	due   int     // in Table.queue
 	rival *record // the next with the same id, of greater key
 }
@@ -140,8 +141,8 @@ func (r *record) blocks() int { return len(r.hashes) + int(r.private) + int(r.ou
 // row is a rank that has, or had, requests.
 type row struct {
 	key     events.RankKey
-	serial  uint64
-	index   int // in Table.loads and Table.rows
+	id      uint32 // in Table.prompts
+	index   int    // in Table.loads and Table.rows
 	weight  uint64
 	records []*record
 	idle    time.Duration // since when it has none
@@ -154,7 +155,7 @@ type row struct {
 // clock.
 //
 // Invariants, which Check verifies:
-//  1. A row's load, and all of the trie, are a function of the set of records alone.
+//  1. A row's load, and all of the prompts, are a function of the set of records alone.
 //  2. A block of a rank weighs as much as the heaviest of the copies that its requests have of its weight. All copies
 //     are equal unless nodes have changed them at the same time.
 //  3. ids has the record of the least key of each id.
@@ -172,8 +173,10 @@ type Table struct {
 	rows    []*row
 	loads   []Load // by row; Depth is 0
 	byRank  map[events.RankKey]*row
-	serial  uint64
-	root    node
+	prompts prompts.Trie[share]
+	places  []int32  // by row.id: row.index, for prompts.Depths
+	free    []uint32 // ids without a row
+	changes uint64   // of rows
 	blocks  int
 	sum     Digest
 	reuse   routing.Reuse
@@ -252,7 +255,7 @@ func (t *Table) Book(now time.Duration, b Booking) error {
 	} else {
 		r.hashes = slices.Clone(b.Hashes)
 		if row := t.byRank[b.Rank]; row != nil {
-			r.runs = t.root.inherited(row, r.hashes)
+			r.runs = t.inherited(row, r.hashes)
 		}
 	}
 	t.Counts.Booked++
@@ -319,7 +322,7 @@ func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) erro
 	next.outs[at].n++
 	if fraction >= 0 {
 		next.mark = mark{after: uint32(n), origin: t.origin, weight: weightOf(fraction)}
-		if from := r.tail.exclusive(r.row, len(r.hashes)); from < len(r.hashes) {
+		if from := r.row.exclusive(r.tail, len(r.hashes)); from < len(r.hashes) {
 			next.runs = addRun(r.runs, from, next.mark.weight)
 		}
 	}
@@ -390,12 +393,12 @@ func (t *Table) Reuse() *routing.Reuse { return &t.reuse }
 func (t *Table) Depths(dst []int32, seq []events.SeqHash) []int32 {
 	dst = slices.Grow(dst[:0], len(t.loads))[:len(t.loads)]
 	clear(dst)
-	t.root.depths(dst, seq)
+	prompts.Depths(&t.prompts, seq, t.places, dst)
 	return dst
 }
 
 // Generation changes whenever a rank gets another row, or none.
-func (t *Table) Generation() uint64 { return t.serial }
+func (t *Table) Generation() uint64 { return t.changes }
 
 // Len is how many requests are under way, or have their id taken.
 func (t *Table) Len() int { return len(t.records) }
@@ -563,12 +566,12 @@ func (t *Table) attach(r *record) {
 	row := t.rowOf(r.rank)
 	r.row, r.pos = row, len(row.records)
 	row.records = append(row.records, r)
-	r.tail = t.root.reach(r.hashes)
+	r.tail = t.prompts.Reach(r.hashes)
 	for _, run := range r.runs {
-		r.tail.cut(int(run.from))
+		t.cut(r.tail, int(run.from))
 	}
-	for n := r.tail; n != &t.root; n = n.parent {
-		n.enter(row, weightAt(r.runs, n.start))
+	for n := r.tail; n.Parent != nil; n = n.Parent {
+		row.enter(n, weightAt(r.runs, n.Start))
 	}
 	row.weight += r.own(r.private)
 	t.pend(r, 1)
@@ -581,8 +584,14 @@ func (t *Table) rowOf(key events.RankKey) *row {
 	if r := t.byRank[key]; r != nil {
 		return r
 	}
-	t.serial++
-	r := &row{key: key, serial: t.serial, index: len(t.rows)}
+	t.changes++
+	r := &row{key: key, id: uint32(len(t.places)), index: len(t.rows)}
+	if last := len(t.free) - 1; last >= 0 {
+		r.id, t.free = t.free[last], t.free[:last]
+		t.places[r.id] = int32(r.index)
+	} else {
+		t.places = append(t.places, int32(r.index))
+	}
 	t.byRank[key] = r
 	t.rows = append(t.rows, r)
 	t.loads = append(t.loads, Load{Rank: key})
@@ -596,9 +605,9 @@ func (t *Table) detach(r *record) {
 	row.records[r.pos], last.pos = last, r.pos
 	row.records[len(row.records)-1] = nil
 	row.records = row.records[:len(row.records)-1]
-	for n := r.tail; n != &t.root; {
-		up := n.parent
-		n.leave(row)
+	for n := r.tail; n.Parent != nil; {
+		up := n.Parent
+		row.leave(n)
 		n = up
 	}
 	row.weight -= r.own(r.private)
@@ -611,11 +620,11 @@ func (t *Table) detach(r *record) {
 // rerun applies a record's new weights to its prompt.
 func (t *Table) rerun(r *record, before []run) {
 	for _, run := range r.runs {
-		r.tail.cut(int(run.from))
+		t.cut(r.tail, int(run.from))
 	}
-	for n := r.tail; n != &t.root; n = n.parent {
-		if w := weightAt(r.runs, n.start); w != weightAt(before, n.start) {
-			n.change(r.row, w)
+	for n := r.tail; n.Parent != nil; n = n.Parent {
+		if w := weightAt(r.runs, n.Start); w != weightAt(before, n.Start) {
+			r.row.change(n, w)
 		}
 	}
 }
@@ -627,10 +636,11 @@ func (t *Table) round(row *row) {
 
 // removeRow forgets a rank that has no requests.
 func (t *Table) removeRow(row *row) {
-	t.serial++
+	t.changes++
 	last := t.rows[len(t.rows)-1]
 	t.rows[row.index], t.loads[row.index] = last, t.loads[last.index]
-	last.index = row.index
+	t.places[last.id], last.index = int32(row.index), row.index
+	t.free = append(t.free, row.id)
 	t.rows, t.loads = t.rows[:len(t.rows)-1], t.loads[:len(t.loads)-1]
 	delete(t.byRank, row.key)
 }

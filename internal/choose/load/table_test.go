@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/choose/prompts"
 	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -301,7 +302,7 @@ func TestDepthsOfManyRanks(t *testing.T) {
 				depths[rank] = make([]int, len(base))
 			}
 			for q := range base {
-				depths[rank][q] = max(depths[rank][q], Common(base[of][:n], base[q]))
+				depths[rank][q] = max(depths[rank][q], prompts.Common(base[of][:n], base[q]))
 			}
 		}
 		for q, seq := range base {
