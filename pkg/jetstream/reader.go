@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -139,11 +138,9 @@ type Reader struct {
 
 // Times of a reader.
 const (
-	readHeartbeat = time.Second      // interval of the server's heartbeats during a pull
-	readSilence   = 3                // missed heartbeats after which the consumer counts as gone
-	readExpiry    = 10 * time.Second // of a pull; pulls are renewed
-	regressLooks  = 3                // a newly elected leader may not have applied all its messages
-	regressWait   = 250 * time.Millisecond
+	readExpiry   = 10 * time.Second // of a pull; pulls are renewed
+	regressLooks = 3                // a newly elected leader may not have applied all its messages
+	regressWait  = 250 * time.Millisecond
 )
 
 // StartReader starts a reader. It ends after a final notice or by [Reader.Stop].
@@ -174,32 +171,22 @@ func (r *Reader) Stop() {
 // Done is closed when the reader has ended: by Stop, or after the delivery of a final notice.
 func (r *Reader) Done() <-chan struct{} { return r.done }
 
-// run opens sessions in sequence. A session is the life of one consumer on one connection.
+// run runs one session after another, until a final notice.
 func (r *Reader) run(ctx context.Context) {
 	defer close(r.done)
 	defer r.cancel()
-	pause := time.Duration(0)
-	for ctx.Err() == nil {
+	repeat(ctx, func() (last, progress bool, err error) {
 		before := r.pos.Seq
 		notice, err := r.session(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case notice != nil:
+		if notice != nil && ctx.Err() == nil {
 			r.send(ctx, Update{Notice: notice})
-			return
-		case errors.Is(err, errLookAgain) || r.pos.Seq != before:
-			pause = 0
 		}
-		// A session that ends once and restarts at the first attempt causes no notice.
-		if pause > 0 && !r.down {
+		return notice != nil, r.pos.Seq != before, err
+	}, func(err error) {
+		if !r.down {
 			r.down = r.send(ctx, Update{Notice: Unavailable{Err: failed("read "+r.stream, err)}})
 		}
-		if pause > 0 && !loop.Wait(ctx, pause) {
-			return
-		}
-		pause = min(max(2*pause, 20*time.Millisecond), time.Second)
-	}
+	})
 }
 
 // send delivers an update. It returns false if the reader is being stopped.
@@ -237,15 +224,11 @@ func (r *Reader) judge(info StreamInfo, applied events.StreamSeq) (Notice, error
 	return nil, nil
 }
 
-// Reasons for the end of a session.
+// Further reasons for the end of a session.
 var (
-	errLookAgain = errors.New("the state must be checked again")
-	errDelivery  = errors.New("deliveries were lost")
-	errEnded     = errors.New("the server ended the consumer")
-	errSilent    = errors.New("no heartbeat from the consumer")
-	errStuck     = errors.New("the consumer is silent although there are messages")
-	errOtherMsg  = errors.New("another message at the position")
-	errHole      = errors.New("sequences are missing in the stream")
+	errStuck    = errors.New("the consumer is silent although there are messages")
+	errOtherMsg = errors.New("another message at the position")
+	errHole     = errors.New("sequences are missing in the stream")
 )
 
 // endProof computes the latest time at which a reader had certainly read the stream to the end. There are two sources.
