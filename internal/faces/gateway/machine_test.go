@@ -273,16 +273,20 @@ func FuzzStreams(f *testing.F) {
 // TestUsage reads the number of reused tokens from answers in all splits, and never from the text of an answer.
 func TestUsage(t *testing.T) {
 	for text, want := range map[string]uint64{
-		`{"usage":{"prompt_tokens_details":{"cached_tokens":48}}}`:           48,
-		"data: {\"x\":[]}\n\ndata: {\"usage\":{\"cached_tokens\" : 123 }}\n": 123,
-		`{"cached_tokens":5,"x":1,"cached_tokens":7}`:                        7,
-		`{"text":"\"cached_tokens\":9}"}`:                                    0,
-		`{"cached_tokens":null}`:                                             0,
-		`{"cached_tokens":"8"}`:                                              0,
-		`{"cached_tokens":99999999999999999999999999}`:                       0,
-		`{"cached_tokens"`:                                                   0,
-		`{"cached_token`:                                                     0,
-		"":                                                                   0,
+		`{"usage":{"prompt_tokens_details":{"cached_tokens":48}}}`:                                  48,
+		"data: {\"x\":[]}\n\ndata: {\"usage\":{\"cached_tokens\" : 123 }}\n":                        123,
+		`{"usage":{"input_tokens":3,"cache_read_input_tokens":48,"cache_creation_input_tokens":9}}`: 48,
+		"event: message_start\ndata: {\"usage\":{\"cache_read_input_tokens\":1}}\n\nevent: message_delta\n" +
+			"data: {\"usage\":{\"output_tokens\":2,\"cache_read_input_tokens\":16}}\n": 16,
+		`{"text":"\"cache_read_input_tokens\":9}"}`:    0,
+		`{"cached_tokens":5,"x":1,"cached_tokens":7}`:  7,
+		`{"text":"\"cached_tokens\":9}"}`:              0,
+		`{"cached_tokens":null}`:                       0,
+		`{"cached_tokens":"8"}`:                        0,
+		`{"cached_tokens":99999999999999999999999999}`: 0,
+		`{"cached_tokens"`:                             0,
+		`{"cached_token`:                               0,
+		"":                                             0,
 	} {
 		for step := 1; step <= len(text)+1; step++ {
 			var u usage

@@ -2,13 +2,29 @@ package gateway
 
 import "bytes"
 
-// usage finds usage.prompt_tokens_details.cached_tokens in a response that arrives in pieces, as JSON or as a stream of
-// events. Text in the answer cannot match: its quotation marks are escaped. The zero value is ready for use.
+// usage finds the reused tokens in a response that arrives in pieces, as JSON or as a stream of events: the field
+// usage.prompt_tokens_details.cached_tokens of OpenAI's APIs, or usage.cache_read_input_tokens of Anthropic's. Text in
+// the answer cannot match: its quotation marks are escaped. The zero value is ready for use.
 type usage struct {
 	tail []byte // the last bytes read: a key or its number may begin there
 }
 
-var cachedKey = []byte(`"cached_tokens"`)
+// usageKeys are the names of the fields.
+var usageKeys = [][]byte{[]byte(`"cached_tokens"`), []byte(`"cache_read_input_tokens"`)}
+
+// longestKey is the length of the longest name.
+const longestKey = len(`"cache_read_input_tokens"`)
+
+// nextKey returns the place of the first name in a text, and its length. The place is negative without a name.
+func nextKey(text []byte) (at, length int) {
+	at = -1
+	for _, key := range usageKeys {
+		if i := bytes.Index(text, key); i >= 0 && (at < 0 || i < at) {
+			at, length = i, len(key)
+		}
+	}
+	return at, length
+}
 
 // maxNumber bounds the bytes of a number and of the text before it.
 const maxNumber = 18
@@ -17,12 +33,12 @@ const maxNumber = 18
 func (u *usage) read(b []byte) (n uint64, some bool) {
 	text := append(u.tail, b...)
 	for {
-		at := bytes.Index(text, cachedKey)
+		at, length := nextKey(text)
 		if at < 0 {
-			u.tail = append([]byte(nil), text[max(0, len(text)-len(cachedKey)+1):]...)
+			u.tail = append([]byte(nil), text[max(0, len(text)-longestKey+1):]...)
 			return n, some
 		}
-		rest := text[at+len(cachedKey):]
+		rest := text[at+length:]
 		value, digits := uint64(0), false
 		i := 0
 		for ; i < min(len(rest), maxNumber); i++ {

@@ -71,6 +71,14 @@ func TestRead(t *testing.T) {
 		{Chat, `{` + m + `,"extra_key":"k","reasoning":{"effort":"low"},"kv_transfer_params":{"prompt_token_ids":[1]}}`,
 			`chat tokens [] prompt "" ` + messages + ` request  salt "" lora "" ` +
 				`unsupported [extra_key reasoning kv_transfer_params]`},
+		{Responses, `{"model":"m","input":"hi","tools":[],"stream":true,"cache_salt":"s","include":["x"]}`,
+			`responses tokens [] prompt "" messages  request {"input":"hi","tools":[]} salt "s" lora "" unsupported []`},
+		{Responses, `{"input":[1],"previous_response_id":"resp_1","new_field":1}`,
+			`responses tokens [] prompt "" messages  request {"input":[1]} salt "" lora "" ` +
+				`unsupported [previous_response_id new_field]`},
+		{Messages, `{"system":"s",` + m + `,"max_tokens":5,"thinking":{"type":"disabled"},"metadata":{},"betas":["x"]}`,
+			`messages tokens [] prompt "" messages  request {"system":"s",` + m + `,"max_tokens":5,` +
+				`"thinking":{"type":"disabled"}} salt "" lora "" unsupported []`},
 		{Chat, `{` + m + `,"lora_path":"a","cache_salt":["x"]}`,
 			`chat tokens [] prompt "" ` + messages + ` request  salt "" lora "a" unsupported [cache_salt]`},
 		{Chat, `{` + m + `,"lora_request":{"lora_int_id":3},"add_generation_prompt":"true"}`,

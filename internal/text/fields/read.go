@@ -148,6 +148,10 @@ func (r *Request) set(name string, value []byte, class Class) bool {
 	if class != Tokens {
 		return false
 	}
+	if r.API.Agents() {
+		t.API = string(r.API)
+		return r.pass(name, value)
+	}
 	switch name {
 	case "prompt", "input":
 		return r.setPrompt(value)
@@ -169,6 +173,12 @@ func (r *Request) set(name string, value []byte, class Class) bool {
 	case "continue_final_message":
 		return strictjson.Unmarshal(value, &t.ContinueFinalMessage) == nil
 	}
+	return r.pass(name, value)
+}
+
+// pass adds a field to Text.Request. It returns true.
+func (r *Request) pass(name string, value []byte) bool {
+	t := &r.Text
 	if len(t.Request) == 0 {
 		t.Request = api.Value("{")
 	} else {
@@ -226,6 +236,9 @@ func Expand(t *api.Text) (*Request, error) {
 			return nil, err
 		}
 	}
+	if t.Whole() && r.API.Agents() {
+		return nil, api.Errorf(api.CodeMalformed, "a request of the API %s is given as a whole in request", r.API)
+	}
 	if t.Whole() && (r.Tokens != nil || r.Text.Whole()) {
 		return nil, api.Errorf(api.CodeMalformed, "the prompt is given twice: in request, and beside it")
 	}
@@ -251,5 +264,6 @@ func Expand(t *api.Text) (*Request, error) {
 // Prompted reports whether the request has a prompt that can be looked up: tokens, or a text for the source of the
 // model's tokens.
 func (r *Request) Prompted() bool {
-	return len(r.Unsupported) == 0 && (r.Tokens != nil || r.Text.Whole() && r.Text.Check() == nil)
+	text := r.Text.Whole() || r.API.Agents() && r.Text.Request != nil
+	return len(r.Unsupported) == 0 && (r.Tokens != nil || text && r.Text.Check() == nil)
 }

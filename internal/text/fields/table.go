@@ -40,6 +40,9 @@ func OfPath(path string) API {
 	return ""
 }
 
+// Agents reports whether an API is an API of agents. All fields of its class Tokens are in Text.Request.
+func (a API) Agents() bool { return a == Responses || a == Messages }
+
 // Class is the effect of a field on a choice. The zero value is that of an unknown field.
 type Class int
 
@@ -100,6 +103,28 @@ var tables = map[API]Table{
 		return_output_ids_in_sglext return_sampling_mask sampling_logprobs_mode return_flat_raw_output_top_logprobs
 		return_flat_raw_top_logprobs_b64`,
 		openAI+` modalities audio prediction web_search_options`),
+	Responses: newTable(
+		`input instructions tools tool_choice chat_template_kwargs reasoning truncation max_output_tokens media_io_kwargs
+		mm_processor_kwargs`,
+		identityFields,
+		// kv_transfer_params may contain the prompt's tokens. Only the engine has previous responses.
+		`previous_response_id previous_input_messages prompt kv_transfer_params extra_key`,
+		`model background include max_tool_calls metadata logit_bias parallel_tool_calls include_reasoning service_tier
+		store stream temperature text top_logprobs top_p top_k min_p user skip_special_tokens
+		spaces_between_special_tokens include_stop_str_in_output presence_penalty frequency_penalty prompt_cache_key
+		prompt_cache_options prompt_cache_retention safety_identifier watermarking request_id session_id priority
+		mm_payload return_mm_kwargs enable_response_messages structured_outputs repetition_penalty seed stop
+		stop_token_ids ignore_eos vllm_xargs ec_transfer_params data_parallel_rank rid bootstrap_host bootstrap_port
+		bootstrap_room routed_dp_rank disagg_prefill_dp_rank`,
+		`stream_options verbosity moderation client_metadata`),
+	Messages: newTable(
+		`messages system tools tool_choice thinking output_config chat_template_kwargs max_tokens`,
+		identityFields,
+		`kv_transfer_params`,
+		`model metadata stop_sequences stream temperature top_k top_p mm_payload return_mm_kwargs watermarking
+		ec_transfer_params vllm_xargs data_parallel_rank rid bootstrap_host bootstrap_port bootstrap_room routed_dp_rank
+		disagg_prefill_dp_rank`,
+		`service_tier betas context_management container mcp_servers inference_geo speed`),
 	Embeddings: newTable(
 		`input`, // token ids only
 		identityFields,

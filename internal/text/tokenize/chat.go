@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/kvatlas/kvatlas/internal/text/jinja"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -20,6 +21,8 @@ type renderer struct {
 	text     string
 	tokens   map[string]string // the tokens of tokenizer_config.json, such as bos_token; empty without the file
 	clock    bool              // the template reads the time
+
+	known atomic.Pointer[knownProperties] // nil before the first request that depends on them
 }
 
 // noTemplate, in place of a template's path, disables chats.
@@ -112,12 +115,12 @@ func (c *renderer) render(ctx context.Context, t *api.Text, o *options) (string,
 	if err := o.variables(ctx, vars); err != nil {
 		return "", err
 	}
-	messages, err := messages(ctx, t.Messages)
+	messages, err := messages(ctx, t.Messages, o.responses)
 	if err != nil {
 		return "", err
 	}
 	if t.Tools != nil {
-		if vars["tools"], err = tools(ctx, t.Tools); err != nil {
+		if vars["tools"], err = tools(ctx, t.Tools, o.agents); err != nil {
 			return "", err
 		}
 	}
@@ -199,7 +202,7 @@ func templateArguments(ctx context.Context, vars jinja.Vars, kwargs api.Value) e
 }
 
 // messages decodes messages, and converts each message to vLLM's form for templates with text contents.
-func messages(ctx context.Context, data api.Value) ([]any, error) {
+func messages(ctx context.Context, data api.Value, responses bool) ([]any, error) {
 	v, err := jinja.Decode(ctx, data)
 	if err != nil {
 		return nil, fmt.Errorf("messages: %w", err)
@@ -210,14 +213,14 @@ func messages(ctx context.Context, data api.Value) ([]any, error) {
 	}
 	list := make([]any, len(items))
 	for i, item := range items {
-		if list[i], err = message(ctx, item); err != nil {
+		if list[i], err = message(ctx, item, responses); err != nil {
 			return nil, fmt.Errorf("message %d: %w", i, err)
 		}
 	}
 	return list, nil
 }
 
-func message(ctx context.Context, v any) (*jinja.Dict, error) {
+func message(ctx context.Context, v any, responses bool) (*jinja.Dict, error) {
 	in, is := v.(*jinja.Dict)
 	if !is {
 		return nil, errors.New("not an object")
@@ -244,7 +247,7 @@ func message(ctx context.Context, v any) (*jinja.Dict, error) {
 			}
 			made := make([]any, len(items))
 			for i, call := range items {
-				if made[i], err = toolCall(ctx, call); err != nil {
+				if made[i], err = toolCall(ctx, call, responses); err != nil {
 					return nil, fmt.Errorf("tool call %d: %w", i, err)
 				}
 			}
@@ -385,8 +388,9 @@ func ordered(v any, names ...string) (*jinja.Dict, error) {
 	return out, nil
 }
 
-// toolCall returns a tool call with its arguments as an object. Engines keep further fields, such as index.
-func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
+// toolCall returns a tool call with its arguments as an object. Engines keep further fields, such as index. Functions
+// of Responses have another order of fields.
+func toolCall(ctx context.Context, v any, responses bool) (*jinja.Dict, error) {
 	call, err := ordered(v, "id", "function", "type")
 	if err != nil {
 		return nil, err
@@ -395,7 +399,11 @@ func toolCall(ctx context.Context, v any) (*jinja.Dict, error) {
 		return nil, errors.New("not a function")
 	}
 	of, _ := call.Get("function")
-	function, err := ordered(of, "arguments", "name")
+	order := []string{"arguments", "name"}
+	if responses {
+		slices.Reverse(order)
+	}
+	function, err := ordered(of, order...)
 	if err != nil {
 		return nil, fmt.Errorf("function: %w", err)
 	}
@@ -425,8 +433,8 @@ func arguments(ctx context.Context, text string) (any, error) {
 }
 
 // tools decodes tools in vLLM's form for templates: with all of vLLM's keys, in its order. vLLM drops other keys, such
-// as cache_control.
-func tools(ctx context.Context, data api.Value) (any, error) {
+// as cache_control. empty permits an empty list.
+func tools(ctx context.Context, data api.Value, empty bool) (any, error) {
 	v, err := jinja.Decode(ctx, data)
 	if err != nil {
 		return nil, fmt.Errorf("tools: %w", err)
@@ -435,7 +443,7 @@ func tools(ctx context.Context, data api.Value) (any, error) {
 	if !is {
 		return nil, errors.New("tools is not a list")
 	}
-	if len(items) == 0 {
+	if len(items) == 0 && !empty {
 		return nil, errors.New("tools is empty, which engines refuse; omit the field")
 	}
 	list := make([]any, len(items))

@@ -60,12 +60,15 @@ func forTokenizer(t *api.Text) (*api.Text, error) {
 type options struct {
 	special   *bool  // add_special_tokens
 	effort    string // reasoning_effort
+	agents    bool   // the text is a converted request of an agents' API
+	responses bool   // the API is Responses
 	documents []byte
 }
 
 // localOptions returns the options of a text, or an error that names the unsupported fields.
 func localOptions(t *api.Text) (o options, err error) {
 	var names []string
+	o.agents, o.responses = fields.API(t.API).Agents(), fields.API(t.API) == fields.Responses
 	fields.Each(t.Request, func(name string, value []byte) {
 		supported := idle(t, name, value)
 		switch name {

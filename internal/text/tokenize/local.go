@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/kvatlas/kvatlas/internal/text/agents"
 	"github.com/kvatlas/kvatlas/internal/text/bpe"
 	"github.com/kvatlas/kvatlas/internal/text/jinja"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -34,8 +35,21 @@ func (l *Local) readTemplate(dir, path string, read func(string) ([]byte, error)
 	return nil
 }
 
-// Tokenize accepts prompts, and messages if the model has a template.
+// Tokenize accepts prompts, and messages and requests of agents' APIs if the model has a template.
 func (l *Local) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
+	if agentAPI(t) {
+		var template *agents.Template
+		var err error
+		if l.chat != nil {
+			template, err = l.chat.properties(ctx)
+		}
+		if err == nil {
+			t, err = converted(t, template)
+		}
+		if err != nil {
+			return Tokens{}, err
+		}
+	}
 	o, err := localOptions(t)
 	if err != nil {
 		return Tokens{}, err
@@ -106,7 +120,7 @@ func (l *Local) encode(
 
 // lasting reports whether the tokens of a text are independent of the time.
 func (l *Local) lasting(t *api.Text) bool {
-	return t.Messages == nil || t.ChatTemplate == "" && (l.chat == nil || !l.chat.clock)
+	return t.Messages == nil && !agentAPI(t) || t.ChatTemplate == "" && (l.chat == nil || !l.chat.clock)
 }
 
 // bytesPerToken is the approximate size of a token in texts.

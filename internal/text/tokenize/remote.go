@@ -44,7 +44,7 @@ type Remote struct {
 	URLs func() ([]string, error)
 
 	turn atomic.Uint64
-	old  sync.Map // URLs of servers with /v1/tokenize instead of /tokenize
+	old  sync.Map // servers without the path of a first form
 }
 
 // Bounds of one text.
@@ -85,23 +85,13 @@ type features struct {
 
 // Tokenize sends requests to the servers, in sequence or hedged.
 func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
-	if r.Kind == Tokenize && hasMedia(t.Messages) {
-		return Tokens{}, failed(Refused, "messages have other parts than text, and a tokenizer does not return the "+
-			"positions of their "+
-			"tokens; give the model a render URL")
-	}
 	urls, err := r.URLs()
 	if err != nil {
 		return Tokens{}, err
 	}
-	if r.Kind == Tokenize {
-		if t, err = forTokenizer(t); err != nil {
-			return Tokens{}, err
-		}
-	}
-	text, err := body(r.Model, t)
+	forms, err := r.forms(t)
 	if err != nil {
-		return Tokens{}, failed(Refused, "%w", err)
+		return Tokens{}, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // cancels the losing requests
@@ -116,7 +106,7 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 		sent++
 		open++
 		go func() {
-			tokens, err := r.send(ctx, base, t.Messages != nil, text)
+			tokens, err := r.send(ctx, base, forms)
 			ended <- end{tokens, err}
 		}()
 	}
@@ -145,22 +135,89 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 	}
 }
 
+// form is a form of a request.
+type form struct {
+	path string
+	body func() ([]byte, error) // encodes the body at the first call
+}
+
+// forms returns the forms of a request, the first choice first. The second form is for servers without the path of the
+// first form.
+func (r *Remote) forms(t *api.Text) ([]form, error) {
+	encode := func(t *api.Text, err error) func() ([]byte, error) {
+		return sync.OnceValues(func() ([]byte, error) {
+			if err != nil {
+				return nil, err
+			}
+			return body(r.Model, t)
+		})
+	}
+	switch {
+	case r.Kind == Render && agentAPI(t):
+		return []form{{"/v1/" + t.API + "/render", encode(t, nil)}, {chatRender, sync.OnceValues(func() ([]byte, error) {
+			return encode(convertedForServers(t))()
+		})}}, nil
+	case r.Kind == Render && t.Messages != nil:
+		return []form{{chatRender, encode(t, nil)}}, nil
+	case r.Kind == Render:
+		return []form{{"/v1/completions/render", encode(t, nil)}}, nil
+	case agentAPI(t):
+		chat, err := convertedForServers(t)
+		if err != nil {
+			return nil, err
+		}
+		t = chat
+	}
+	if hasMedia(t.Messages) {
+		return nil, failed(Refused, "messages have other parts than text, and a tokenizer does not return the positions of "+
+			"their tokens; give the model a render URL")
+	}
+	t, err := forTokenizer(t)
+	text := encode(t, err)
+	return []form{{"/tokenize", text}, {"/v1/tokenize", text}}, err
+}
+
+// chatRender is the path of the renderer of chats.
+const chatRender = "/v1/chat/completions/render"
+
+// refusal returns an error as an [Error].
+func refusal(err error) error {
+	if e, is := errors.AsType[*Error](err); is {
+		return e
+	}
+	return failed(Refused, "%w", err)
+}
+
+// server is a form that a server does not have.
+type server struct{ base, path string }
+
 // send sends a request to one server.
-func (r *Remote) send(ctx context.Context, base string, chat bool, text []byte) (Tokens, error) {
-	_, old := r.old.Load(base)
-	path := r.path(chat, old)
-	answer, status, err := r.post(ctx, base, path, text)
-	if err == nil && status == http.StatusNotFound && r.Kind == Tokenize && !old {
-		path = r.path(chat, true)
-		if answer, status, err = r.post(ctx, base, path, text); err == nil && status == http.StatusOK {
-			r.old.Store(base, true)
+func (r *Remote) send(ctx context.Context, base string, forms []form) (Tokens, error) {
+	if _, old := r.old.Load(server{base, forms[0].path}); old && len(forms) > 1 {
+		forms = forms[1:]
+	}
+	var path string
+	var answer []byte
+	var status int
+	for i, f := range forms {
+		text, err := f.body()
+		if err != nil {
+			return Tokens{}, refusal(err)
+		}
+		path = f.path
+		if answer, status, err = r.post(ctx, base, path, text); err != nil && ctx.Err() != nil {
+			return Tokens{}, ctx.Err()
+		} else if err != nil {
+			return Tokens{}, failed(Unavailable, "%s%s: %w", base, path, err)
+		}
+		if status != http.StatusNotFound {
+			if i > 0 && status == http.StatusOK {
+				r.old.Store(server{base, forms[0].path}, true)
+			}
+			break
 		}
 	}
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return Tokens{}, ctx.Err()
-	case err != nil:
-		return Tokens{}, failed(Unavailable, "%s%s: %w", base, path, err)
 	case status >= 500: // errors contain no text of the answer: a client may have named the server
 		return Tokens{}, failed(Unavailable, "%s%s: %d %s", base, path, status, http.StatusText(status))
 	case status == http.StatusNotFound && r.Kind == Render:
@@ -174,18 +231,6 @@ func (r *Remote) send(ctx context.Context, base string, chat bool, text []byte) 
 		return Tokens{}, failed(Malformed, "%s%s: %w", base, path, err)
 	}
 	return tokens, nil
-}
-
-func (r *Remote) path(chat, old bool) string {
-	switch {
-	case r.Kind == Render && chat:
-		return "/v1/chat/completions/render"
-	case r.Kind == Render:
-		return "/v1/completions/render"
-	case old:
-		return "/v1/tokenize"
-	}
-	return "/tokenize"
 }
 
 func (r *Remote) post(ctx context.Context, base, path string, text []byte) (answer []byte, status int, err error) {
