@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// unit returns the row of ARCHITECTURE.md that a package belongs to: a program, a package of pkg with its subpackages,
-// or a group of internal.
+// unit returns the row of a package in ARCHITECTURE.md: a program, a package of pkg with its subpackages, or a group of
+// internal.
 func unit(pkg string) string {
 	if parts := strings.Split(pkg, "/"); len(parts) > 2 {
 		return parts[0] + "/" + parts[1]
@@ -79,8 +79,8 @@ var (
 	layerRow  = regexp.MustCompile("(?m)^\\| \\w+ \\| ((?:`[\\w/-]+` ?)+) \\|$")
 )
 
-// TestPictureShowsTheImports compares the tables in ARCHITECTURE.md with the code: the imports between its units, no
-// more and no fewer, and layers that import only their own packages and those below.
+// TestPictureShowsTheImports compares the tables in ARCHITECTURE.md with the code. The imports between units must be
+// equal, and layers may import only their own packages and lower layers.
 func TestPictureShowsTheImports(t *testing.T) {
 	text := readFile(t, "../ARCHITECTURE.md")
 	real := units(t)
@@ -160,7 +160,7 @@ func TestGroupsListTheirPackages(t *testing.T) {
 	}
 }
 
-// TestPictureNamesWhatIsThere: every file and package that ARCHITECTURE.md or CONTRIBUTING.md names exists.
+// TestPictureNamesWhatIsThere checks that every file and package in ARCHITECTURE.md and CONTRIBUTING.md exists.
 func TestPictureNamesWhatIsThere(t *testing.T) {
 	path := regexp.MustCompile(`\b(?:cmd|docs|integration|internal|pkg|tools)/[\w/.-]*\w`)
 	for _, page := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md"} {
@@ -176,9 +176,9 @@ func TestPictureNamesWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestArrowsPointDown keeps the promises of the layering, whatever is drawn.
+// TestArrowsPointDown checks the rules of the layering.
 func TestArrowsPointDown(t *testing.T) {
-	core := map[string][]string{ // all that these may import of ours
+	core := map[string][]string{ // the only permitted imports from this module
 		"internal/base/msgp":         {},
 		"internal/base/hooks":        {},
 		"internal/base/loop":         {},
@@ -228,8 +228,8 @@ func TestArrowsPointDown(t *testing.T) {
 	}
 }
 
-// TestShimIsSmall: a shim runs beside each engine. It links neither a NATS server nor gRPC nor templates, which would
-// double its size: a program with text/template keeps all methods of all types.
+// TestShimIsSmall checks the dependencies of worker-shim, which runs beside every engine. It must not link a NATS
+// server, gRPC or templates, which would double its size: a program with text/template keeps all methods of all types.
 func TestShimIsSmall(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "../cmd/worker-shim").Output()
 	if err != nil {

@@ -19,11 +19,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestAskedAgain: clients' queries are answered though the node that has them in its hands is killed, and though the
-// NATS server restarts under them.
+// TestAskedAgain checks that clients' queries are answered during the kill of the serving node and during a restart of
+// the NATS server.
 func TestAskedAgain(t *testing.T) {
 	t.Parallel()
-	const workers, blocks = 64, 64 // so many workers that each partition has some: awaitAnnounced wants it
+	const workers, blocks = 64, 64 // enough workers for every partition, as AwaitAnnounced requires
 	addr, data := loopback.Reserve(t), filepath.Join(t.TempDir(), "data")
 	nats := func() *harness.Process {
 		p := harness.Start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p",
@@ -67,13 +67,13 @@ func TestAskedAgain(t *testing.T) {
 		harness.PublishAs(t, ctx, ns, events.WorkerID(fmt.Sprint("w", w)), &events.Batch{Incarnation: 1, FirstID: 1,
 			Model: "m", BlockSize: 4, Events: []events.Event{event}})
 	}
-	harness.AwaitAnnounced(t, ctx, ns, "m", len(nodes)) // workers without leases are known to all nodes only then
+	harness.AwaitAnnounced(t, ctx, ns, "m", len(nodes)) // only then all nodes have workers without leases
 	asker := harness.Client(t, conn, "default", client.Options{Absent: harness.Patience, AskedAgain: func(why string) {
 		mu.Lock()
 		defer mu.Unlock()
 		again[why]++
 	}})
-	// find asks with so much time that only what is lost for good can fail, and says what is wrong with the answer.
+	// find sends a query with a long deadline, so that only permanent faults fail, and checks the answer.
 	find := func() (whole bool, err error) {
 		within, cancel := context.WithTimeout(ctx, harness.Patience)
 		defer cancel()
@@ -90,7 +90,7 @@ func TestAskedAgain(t *testing.T) {
 		}
 		for _, o := range a.Workers {
 			if o.Device != blocks {
-				return false, fmt.Errorf("%s is said to hold %d blocks of %d", o.Instance, o.Device, blocks)
+				return false, fmt.Errorf("the answer has %s with %d blocks of %d", o.Instance, o.Device, blocks)
 			}
 		}
 		return a.Complete, nil
@@ -99,7 +99,7 @@ func TestAskedAgain(t *testing.T) {
 		t.Helper()
 		for _, id := range ids {
 			node := harness.NodeClient(t, conn, id)
-			harness.Eventually(t, fmt.Sprintf("%s knows that %v keep everything twice", id, ids),
+			harness.Eventually(t, fmt.Sprintf("%s has %v with two replicas of all partitions", id, ids),
 				func() (bool, string) {
 					status, err := node.Status(ctx)
 					if err != nil {
@@ -116,7 +116,7 @@ func TestAskedAgain(t *testing.T) {
 	}
 	settled("a", "b", "c")
 
-	// The node is stopped, so that it has in its hands what it is asked, and then killed.
+	// The node is paused, so that it has queries in progress, and then killed.
 	if err := nodes["a"].Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestAskedAgain(t *testing.T) {
 			})
 		}
 	}
-	harness.Eventually(t, "a query is in the hands of the node that is stopped", func() (bool, string) {
+	harness.Eventually(t, "a query is in progress on the paused node", func() (bool, string) {
 		if answered.Load() == sent.Load() {
 			ask()
 		}
@@ -146,15 +146,15 @@ func TestAskedAgain(t *testing.T) {
 	})
 	enough := answered.Load() + questions/4
 	ask()
-	for answered.Load() < enough && !t.Failed() { // by the others
+	for answered.Load() < enough && !t.Failed() { // by the other nodes
 		time.Sleep(time.Millisecond)
 	}
 	nodes["a"].Kill()
 	asking.Wait()
-	t.Logf("a node is killed: %d of %d queries answered in part; asked again: %v", partial.Swap(0), sent.Load(), again)
+	t.Logf("a node is killed: %d of %d queries answered in part; retries: %v", partial.Swap(0), sent.Load(), again)
 	settled("b", "c")
 
-	// The NATS server restarts while clients ask.
+	// The NATS server restarts during queries of clients.
 	var stop atomic.Bool
 	var asked atomic.Int64
 	for range 4 {
@@ -185,9 +185,9 @@ func TestAskedAgain(t *testing.T) {
 	more()
 	stop.Store(true)
 	asking.Wait()
-	t.Logf("%d queries while the NATS server was restarted twice, %d of them answered in part; asked again: %v",
+	t.Logf("%d queries during two restarts of the NATS server, %d answered in part; retries: %v",
 		asked.Load(), partial.Load(), again)
 	if askedAgain(client.AgainLost) == 0 {
-		t.Error("nobody lost a connection")
+		t.Error("no client lost a connection")
 	}
 }

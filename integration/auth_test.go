@@ -16,7 +16,7 @@ import (
 )
 
 // TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in
-// two namespaces: each does its work, and sees nothing of the other.
+// two namespaces. All programs must work, without access to the other namespace.
 func TestPermissionsAreEnough(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -28,7 +28,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 	}
 	if again := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys); again.Code != 1 ||
 		!strings.Contains(again.Stderr, "roster.json") {
-		t.Errorf("keys that are there: ended with %d and %q", again.Code, again.Stderr)
+		t.Errorf("existing keys: ended with %d and %q", again.Code, again.Stderr)
 	}
 	for _, name := range []string{"red-node", "red-reader", "red-shim-w1", "blue-node"} {
 		info, err := os.Stat(filepath.Join(keys, name+".nk"))
@@ -64,7 +64,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 		return harness.Start(t, "worker-shim", append(as("red", "shim-w1", "_INBOX_shim-w1"), "run", "--engine", at[1],
 			"--replay", at[2], "--worker", "w1", "--model", "m", "--block-size", "64")...)
 	}
-	shim := runShim() // nothing of its own is in the log: a node tells it that snapshots know nothing either
+	shim := runShim() // the log has no message of the shim: a node replies that snapshots have none either
 
 	query := func(namespace string) harness.Result {
 		return harness.Run(t, "indexer", append(as(namespace, "reader", "_INBOX_reader"), "query", "--model", "m",
@@ -80,11 +80,11 @@ func TestPermissionsAreEnough(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "snapshot",
 		"now")...); r.Code != 1 || !strings.Contains(strings.ToLower(r.Stderr), "permission") {
-		t.Errorf("a reader that asks for a snapshot: %d, %q", r.Code, r.Stderr)
+		t.Errorf("a reader requests a snapshot: %d, %q", r.Code, r.Stderr)
 	}
 	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "forget", "w1")...); r.Code != 1 ||
 		!strings.Contains(strings.ToLower(r.Stderr), "permission") {
-		t.Errorf("a reader that has a worker forgotten: %d, %q", r.Code, r.Stderr)
+		t.Errorf("a reader runs forget: %d, %q", r.Code, r.Stderr)
 	}
 	wrong := as("blue", "node", "_INBOX_node")
 	wrong[3] = "red"
@@ -95,7 +95,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 		r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "snapshot", "list", "--json")...)
 		return r.Code == 0 && strings.Contains(r.Stdout, `"generation": `), r.Stdout + r.Stderr
 	})
-	// The shim goes on where it was, with what it may read.
+	// The shim continues after its last message, within its permissions.
 	worker := func() (w api.WorkerInfo) {
 		r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "workers", "--json")...)
 		var list api.WorkerList
@@ -126,7 +126,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 	}
 	for _, s := range []*harness.Process{shim, next} {
 		if said := s.Said(); strings.Contains(strings.ToLower(said), "violation") {
-			t.Errorf("the shim was refused something:\n%s", said)
+			t.Errorf("the shim lacks a permission:\n%s", said)
 		}
 	}
 	shim = next
@@ -139,7 +139,7 @@ func TestPermissionsAreEnough(t *testing.T) {
 		!strings.Contains(r.Stdout, "forgotten, at") {
 		t.Errorf("a node's key: %d, %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
-	// The node sees that a shim in another account has left, and ends the lease of a dead address.
+	// The node detects the end of a shim in another account, and ends the lease of a dead address.
 	shim = runShim()
 	shim.WaitFor(`msg=registered`)
 	serving, err := net.Listen("tcp", "127.0.0.1:0")

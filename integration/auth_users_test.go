@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestUsersComeAndGo adds a shim's user to a running server, replaces its key and removes it, with commands alone: in
-// the configuration of an indexer's own server, which SIGHUP reads again, and signed as JWT, without any reload.
+// TestUsersComeAndGo adds a shim's user to a running server, replaces the key and removes the user, only with commands:
+// in the configuration of an indexer's own server, with a reload by SIGHUP, and with signed JWTs, without a reload.
 func TestUsersComeAndGo(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"embedded", "jwt"} {
@@ -62,7 +62,7 @@ func TestUsersComeAndGo(t *testing.T) {
 				server.WaitFor(`msg=ready`)
 			}
 			reloads := 0
-			// publish has the server know what the commands have changed.
+			// publish makes the changes of the commands effective on the server.
 			publish := func() {
 				t.Helper()
 				if kind == "jwt" {
@@ -96,7 +96,7 @@ func TestUsersComeAndGo(t *testing.T) {
 			auth("add", "--shim", "w2", "--model", "m", "--keys", keys)
 			publish()
 			if err := works(secret("shim-w2")); err != nil {
-				t.Fatalf("a user that was added: %v", err)
+				t.Fatalf("an added user: %v", err)
 			}
 			old := filepath.Join(dir, "old"+ending)
 			if text, err := os.ReadFile(secret("shim-w2")); err != nil {
@@ -127,9 +127,9 @@ func TestUsersComeAndGo(t *testing.T) {
 			auth("remove", "--user", "shim-w2", "--keys", keys)
 			publish()
 			if err := works(old); err == nil || !strings.Contains(err.Error(), "uthorization") {
-				t.Errorf("a user that was removed: %v", err)
+				t.Errorf("a removed user: %v", err)
 			}
-			// The others go on.
+			// The other users still work.
 			if r := harness.Run(t, "indexer", append(as("reader", secret("reader")), "workers")...); r.Code != 0 {
 				t.Errorf("a reader: %+v", r)
 			}

@@ -16,9 +16,10 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestNATSAwayForLong takes the NATS server away for longer than the shim's queue lasts, and the engine's replay buffer
-// after it. The shim stops reading, and then the engine drops; its memory stays bounded. When the server is back the
-// rank is cleared, and that is said and counted: it is credited with nothing that it does not hold, and soon with all.
+// TestNATSAwayForLong stops the NATS server for longer than the capacity of the shim's queue and of the engine's replay
+// buffer. The shim stops reading, and then the engine drops messages. The memory of the shim is bounded. After the
+// return of the server, the rank is cleared, with a log line and a count. The index never has blocks that the engine
+// does not hold, and soon has all blocks.
 func TestNATSAwayForLong(t *testing.T) {
 	t.Parallel()
 	addr, conf := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
@@ -43,8 +44,7 @@ func TestNATSAwayForLong(t *testing.T) {
 	e.await(t, http)
 
 	server.Kill()
-	// A single drop proves nothing: the replay buffer may still have it. A run of them that is longer than the buffer
-	// does.
+	// After a single drop, the replay buffer may still have the message. A longer run of drops exceeds the buffer.
 	for deadline := time.Now().Add(harness.Patience); ; {
 		before := e.State()
 		e.serve(t, 100)
@@ -60,7 +60,7 @@ func TestNATSAwayForLong(t *testing.T) {
 		t.Errorf("the shim has taken %d bytes", peak)
 	}
 	if err := e.judge(http, "w1", false); err == nil {
-		t.Error("the index knows what nobody told it")
+		t.Error("the index has unpublished blocks")
 	}
 	startServer()
 	e.serve(t, 1)
@@ -68,7 +68,7 @@ func TestNATSAwayForLong(t *testing.T) {
 	mark := harness.Tokens(77_000_000, harness.BlockSize)
 	harness.ServePrompt(t, e.Engine, mark)
 	locals := e.hasher.Hash(nil, mark)
-	harness.Eventually(t, "the index has all that was said", func() (bool, string) {
+	harness.Eventually(t, "the index has all events", func() (bool, string) {
 		depth, err := deviceDepth(http, "w1", locals)
 		return depth == 1, fmt.Sprint(depth, err)
 	})
@@ -82,7 +82,7 @@ func TestNATSAwayForLong(t *testing.T) {
 	e.await(t, http)
 }
 
-// deviceDepth asks how many blocks of a prompt a worker holds.
+// deviceDepth returns the number of a prompt's blocks on a worker.
 func deviceDepth(addr, worker string, locals []events.LocalHash) (uint32, error) {
 	a, err := harness.FindLocals(addr, locals)
 	if err != nil {
@@ -96,7 +96,7 @@ func deviceDepth(addr, worker string, locals []events.LocalHash) (uint32, error)
 	return 0, nil
 }
 
-// peakMemory is the most that a process has had in memory, in bytes; 0 where the system does not say.
+// peakMemory returns the peak memory of a process in bytes; 0 if unknown.
 func peakMemory(t *testing.T, p *harness.Process) int64 {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
@@ -116,8 +116,8 @@ func peakMemory(t *testing.T, p *harness.Process) int64 {
 	return 0
 }
 
-// TestStopWhileNATSIsAway: a node that has others beside it, and a shim, end well and soon when they are told to while
-// the NATS server is gone, or hangs, however long the node may drain.
+// TestStopWhileNATSIsAway checks that a node in a cluster and a shim stop soon and without an error during an outage or
+// a hang of the NATS server, for any drain time.
 func TestStopWhileNATSIsAway(t *testing.T) {
 	t.Parallel()
 	for name, away := range map[string]os.Signal{"gone": syscall.SIGKILL, "hangs": syscall.SIGSTOP} {

@@ -68,7 +68,7 @@ func TestMessagesOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// lost says what of a JSON value another lacks, or has otherwise. The other may have more fields.
+// lost returns the differences of a JSON value from another value, which may have more fields.
 func lost(at string, want, got any) error {
 	switch want := want.(type) {
 	case map[string]any:

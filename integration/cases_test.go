@@ -40,7 +40,7 @@ type eventsCase struct {
 }
 
 // TestEventsCases plays every file of testdata/cases/events: an engine with real sockets publishes the events, a shim
-// in the indexer reads them, and find and select return what the case wants.
+// in the indexer reads the events, and find and select return the results of the case.
 func TestEventsCases(t *testing.T) {
 	t.Parallel()
 	playCases(t, "events", func(t *testing.T, x *harness.Indexer, name string, c *eventsCase) {
@@ -51,7 +51,7 @@ func TestEventsCases(t *testing.T) {
 	})
 }
 
-// playCases reads every file of a folder of testdata/cases, and plays all of them on one indexer.
+// playCases plays every file of a folder of testdata/cases on the same indexer.
 func playCases[C any](t *testing.T, folder string, play func(*testing.T, *harness.Indexer, string, *C)) {
 	t.Helper()
 	files, err := filepath.Glob("testdata/cases/" + folder + "/*.json")
@@ -123,10 +123,10 @@ func (c *eventsCase) play(t *testing.T, x *harness.Indexer, name string) {
 		err := json.Unmarshal([]byte(text), &s)
 		return err == nil && (s.Worker == name) == *c.Chosen, text
 	})
-	// The shim logs at once what the registration shows later.
+	// The shim has already logged the later result of the registration.
 	for _, line := range strings.Split(x.Said(), "\n") {
 		if *c.Chosen && strings.Contains(line, "worker="+name+"/0") && strings.Contains(line, "level=ERROR") {
-			t.Errorf("the log says of a worker that may be chosen: %s", line)
+			t.Errorf("the log reports a problem of an eligible worker: %s", line)
 		}
 	}
 }
@@ -143,11 +143,11 @@ func caseRequest(t *testing.T, x *harness.Indexer, path string, body map[string]
 	return status, text
 }
 
-// endRemovals is more than the number of blocks that any case removes.
+// endRemovals is greater than the number of removed blocks in any case.
 const endRemovals = 10_000
 
-// endOfCase removes blocks that no case stores: an index ignores and counts them. The count shows that all earlier
-// messages of the engine are applied.
+// endOfCase removes blocks that no case stores. An index ignores and counts such removals. The count shows that all
+// earlier messages of the engine are applied.
 func endOfCase() map[string]any {
 	names := make([]uint64, endRemovals)
 	for i := range names {
@@ -156,8 +156,8 @@ func endOfCase() map[string]any {
 	return map[string]any{"type": "BlockRemoved", "block_hashes": names, "medium": "GPU"}
 }
 
-// expanded replaces {"range": [a, b]} with the numbers from a to b-1, "hex:..." with bytes, and numbers with integers
-// where they are whole. A range in a list adds its numbers to the list.
+// expanded replaces {"range": [a, b]} with the numbers from a to b-1, "hex:..." with bytes, and whole numbers with
+// integers. A range in a list adds the numbers to the list.
 func expanded(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -212,7 +212,7 @@ func rangeOf(object map[string]any) (numbers []any, is bool) {
 	return numbers, true
 }
 
-// caseEngine is an engine's two sockets. The replay socket returns everything that was published.
+// caseEngine has an engine's two sockets. The replay socket returns all published messages.
 type caseEngine struct {
 	*zmtpserver.Pub
 	endpoint, replay string
@@ -260,7 +260,7 @@ func (e *caseEngine) answer(router *zmtpserver.Router) {
 	}
 }
 
-// publish sends one message with these events, as vLLM does.
+// publish sends a message with the given events, as vLLM does.
 func (e *caseEngine) publish(t *testing.T, events []any) {
 	t.Helper()
 	var payload bytes.Buffer

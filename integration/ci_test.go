@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// commands are the lines of a shell script, or of a part of a Markdown text, that are commands by themselves.
+// commands returns the commands in a shell script, or in a part of a Markdown text.
 func commands(text, before string) (list []string) {
 	for line := range strings.Lines(text) {
 		if command, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), before); ok && command != "" &&
@@ -30,8 +30,8 @@ func readFile(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestWhatUsersRunIsTested: before a change lands, CI runs the commands of README's part on tests as they stand there,
-// the race detector, which compiles other code, and the linter, each of them whatever the others need.
+// TestWhatUsersRunIsTested checks that CI runs the test commands of README before a change lands, the race detector,
+// which compiles other code, and the linter.
 func TestWhatUsersRunIsTested(t *testing.T) {
 	_, part, found := strings.Cut(readFile(t, "../README.md"), "\n## Test it\n")
 	part, _, _ = strings.Cut(part, "\n## ")
@@ -51,12 +51,12 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 		t.Errorf(".ci/run does not run the race detector over everything:\n%s", script)
 	}
 	if !slices.Contains(run, "set -euo pipefail") {
-		t.Error(".ci/run goes on after a command that fails")
+		t.Error(".ci/run continues after a failed command")
 	}
 }
 
-// TestDailyChecks: .ci/daily begins with the search for known vulnerabilities, and a command that fails ends it. go.mod
-// pins govulncheck, and releases are built with the Go that is checked.
+// TestDailyChecks checks that .ci/daily begins with the search for known vulnerabilities, and that a failed command
+// ends the script. go.mod pins govulncheck, and releases use the checked version of Go.
 func TestDailyChecks(t *testing.T) {
 	run := commands(readFile(t, "../.ci/daily"), "")
 	if len(run) < 3 || run[0] != "set -euo pipefail" || run[2] != "make vulncheck" {
@@ -70,14 +70,14 @@ func TestDailyChecks(t *testing.T) {
 	} {
 		for _, word := range words {
 			if !strings.Contains(text, word) {
-				t.Errorf("neither go.mod nor Makefile has %q where it should be", word)
+				t.Errorf("%q is missing in go.mod or Makefile", word)
 			}
 		}
 	}
 }
 
-// TestFleetOfGPUsIsLeftOut: CI has no GPU and says that it does not run make gpu-fleet. It runs the same test on the
-// CPU, as one of all tests of make real-vllm.
+// TestFleetOfGPUsIsLeftOut checks the rule for GPUs: CI has no GPU, and a comment there excludes make gpu-fleet. CI
+// runs the same test on the CPU, as a part of make real-vllm.
 func TestFleetOfGPUsIsLeftOut(t *testing.T) {
 	for _, script := range []string{"../.ci/run", "../.ci/daily"} {
 		for _, command := range commands(readFile(t, script), "") {
@@ -92,7 +92,7 @@ func TestFleetOfGPUsIsLeftOut(t *testing.T) {
 	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\nreal-vllm:")
 	rule, _, _ = strings.Cut(rule, "\n\n")
 	if !strings.Contains(rule, "-tags realvllm ") || strings.Contains(rule, " -run ") || strings.Contains(rule, "-skip") {
-		t.Errorf("make real-vllm does not run all tests of its package: %s", rule)
+		t.Errorf("make real-vllm does not run all tests of the package: %s", rule)
 	}
 	for file, words := range map[string]string{
 		"../.ci/daily": "# NOT RUN: make gpu-fleet", "../Makefile": "\ngpu-fleet: ## ",
@@ -104,12 +104,12 @@ func TestFleetOfGPUsIsLeftOut(t *testing.T) {
 	}
 	if !strings.Contains(readFile(t, "../CONTRIBUTING.md"), "**CI never runs it**") ||
 		!strings.Contains(readFile(t, "../Makefile"), "never run by CI") {
-		t.Error("CONTRIBUTING.md or the Makefile does not say that CI never runs make gpu-fleet")
+		t.Error("CONTRIBUTING.md or the Makefile lacks the statement that CI never runs make gpu-fleet")
 	}
 }
 
-// TestJudgesRunAll: make judges fetches first. It then runs every package that has tests with the build tag judges,
-// every module of its own, and make kube.
+// TestJudgesRunAll checks the steps of make judges: the downloads, every package with tests under the build tag judges,
+// every separate module, and make kube.
 func TestJudgesRunAll(t *testing.T) {
 	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\njudges:")
 	rule, _, _ = strings.Cut(rule, "\n\n")
@@ -150,15 +150,15 @@ func TestJudgesRunAll(t *testing.T) {
 	if err != nil || len(modules) == 0 {
 		t.Fatal(modules, err)
 	}
-	// The judges beside Dynamo run with its next release too.
+	// The judges with Dynamo also run with the next release of Dynamo.
 	want := []string{"go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection " +
 		"-dynamo dynamo-next.txt"}
 	for _, file := range modules {
-		// not repeated from the cache, which does not see files of the repository that are outside of the module
+		// without the test cache, which ignores files outside of the module
 		want = append(want, "cd integration/"+filepath.Dir(file)+" && go test -count 1 ./...")
 	}
 	want = append(want, `@if [ "$(KUBE)" = skip ]; then echo "NOT RUN: make kube, because KUBE=skip"; else $(MAKE) kube; fi`)
 	if !slices.Equal(run[2:], want) {
-		t.Errorf("make judges runs %q beside the judges of this module, not %q", run[2:], want)
+		t.Errorf("make judges runs %q in addition to the judges of this module, want %q", run[2:], want)
 	}
 }

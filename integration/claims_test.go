@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// claimsServer writes the configuration of a NATS server with one account: a node, a reader, and a shim for each worker
-// that may claim one model. If claims are required, the permissions of the node list the marker.
+// claimsServer writes the configuration of a NATS server with a single account: a node, a reader, and a shim for every
+// worker with the permission to claim a model. If claims are required, the permissions of the node list the marker.
 func claimsServer(t *testing.T, file, addr, data string, required bool, models map[string]string) {
 	t.Helper()
 	const ns, partitions = "default", jetstream.DefaultPartitions
@@ -53,8 +53,8 @@ func claimsServer(t *testing.T, file, addr, data string, required bool, models m
 	}
 }
 
-// TestModelClaims runs shims whose NATS users may claim one model each, before and after NATS requires claims: one that
-// keeps to its model, one that says that it serves another's, and one that claims nothing, like shims before claims.
+// TestModelClaims runs shims with NATS users that may claim a single model, before and after NATS requires claims. A
+// shim serves its model, a shim names the model of another shim, and a shim claims nothing, like shims before claims.
 func TestModelClaims(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -85,7 +85,7 @@ func TestModelClaims(t *testing.T) {
 	evil, old := start("evil", "m"), start("old", "m")
 	evil.WaitFor(`does not permit the claim of the model`)
 
-	// known returns the workers that hold the prompt of a model, that may be chosen for it, and that are listed with it.
+	// known returns the workers that hold the prompt of a model, that may be chosen, and that are listed.
 	known := func(model string) (holders, chosen, listed []string) {
 		t.Helper()
 		var a api.Answer
@@ -145,11 +145,11 @@ func TestModelClaims(t *testing.T) {
 	doctor := harness.Run(t, "indexer", "doctor", "--nats", x.NATS)
 	for _, want := range []string{"its lease is ignored", "evil/0", "old/0", "auth example --shim"} {
 		if !strings.Contains(doctor.Stdout, want) {
-			t.Errorf("the doctor does not say %q:\n%s", want, doctor.Stdout)
+			t.Errorf("the doctor's output lacks %q:\n%s", want, doctor.Stdout)
 		}
 	}
 
-	// The old shim is replaced by one that may claim its model, the other one by one that keeps to its model.
+	// The old shim is replaced by a shim that may claim the model, the other shim by a shim of the permitted model.
 	old.Stop()
 	models["old"] = "m"
 	reload()
@@ -170,7 +170,7 @@ func TestModelClaims(t *testing.T) {
 		}
 	}
 
-	// One rank of a worker under a model of its own, and one under another's: a dump has the first alone.
+	// A rank of a worker has the permitted model, another rank has a forbidden model: a dump has only the first rank.
 	start("evil", "m", "--rank", "1")
 	harness.Eventually(t, "the second rank is ignored", func() (bool, string) {
 		s := harness.Status(t, x.NATS)

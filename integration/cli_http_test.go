@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestCommandsOverHTTP: each command that asks indexers asks over HTTP if --http is given and --nats is not, or if NATS
-// is gone. A prompt that is too large for NATS goes over HTTP too.
+// TestCommandsOverHTTP checks that all query commands use HTTP with --http and without --nats, or during an outage of
+// NATS. A prompt too large for NATS also goes over HTTP.
 func TestCommandsOverHTTP(t *testing.T) {
 	t.Parallel()
 	addr := loopback.Reserve(t)
@@ -34,7 +34,7 @@ func TestCommandsOverHTTP(t *testing.T) {
 	prompt := harness.Tokens(1, 4*harness.BlockSize)
 	harness.ServePrompt(t, engine, prompt)
 	tokens := harness.CommaList(prompt)
-	harness.Eventually(t, "the prompt is known", func() (bool, string) {
+	harness.Eventually(t, "the prompt is in the index", func() (bool, string) {
 		r := harness.Run(t, "indexer", "query", "--nats", addr, "--model", "m", "--tokens", tokens, "--json")
 		return strings.Contains(r.Stdout, `"device": 4`), r.Stdout + r.Stderr
 	})
@@ -64,7 +64,7 @@ func TestCommandsOverHTTP(t *testing.T) {
 		var refused api.ErrorBody
 		_ = json.Unmarshal([]byte(r.Stdout), &refused)
 		if command[0] == "workers" && len(command) > 2 && !writable {
-			if refused.Error == nil || refused.Error.Code == "" { // nothing can be changed without NATS, says the indexer
+			if refused.Error == nil || refused.Error.Code == "" { // changes need NATS
 				t.Errorf("%s, %v: %+v", when, command, r)
 			}
 			return
@@ -79,7 +79,7 @@ func TestCommandsOverHTTP(t *testing.T) {
 	for _, command := range commands {
 		check("with --http alone", over, command, true)
 	}
-	// The funnel has none of these queries, and reports no share of what nobody has reported.
+	// The funnel has none of these queries, and reports no share without reports.
 	r := harness.Run(t, "indexer", append([]string{"funnel", "--model", "m", "--json"}, over...)...)
 	var funnel api.Funnel
 	if err := json.Unmarshal([]byte(r.Stdout), &funnel); err != nil || funnel.Requests != 0 || len(funnel.Steps) != 5 ||

@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestClientOutsideTheModule builds a program with a go.mod of its own, which imports pkg/client and pkg/api, and has
-// it ask a running indexer over NATS and over HTTP.
+// TestClientOutsideTheModule builds a program in a separate module with pkg/client and pkg/api. The program queries a
+// running indexer over NATS and over HTTP.
 func TestClientOutsideTheModule(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -45,8 +45,8 @@ func TestClientOutsideTheModule(t *testing.T) {
 	})
 }
 
-// buildOutside builds testdata/name/main.go as a module of its own. It returns the program's path and the packages that
-// it consists of.
+// buildOutside builds testdata/name/main.go as a separate module. It returns the program's path and the list of linked
+// packages.
 func buildOutside(t *testing.T, ctx context.Context, name string) (program, deps string) {
 	t.Helper()
 	root, err := filepath.Abs("..")
@@ -66,7 +66,7 @@ func buildOutside(t *testing.T, ctx context.Context, name string) (program, deps
 	command := func(args ...string) string {
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Dir = dir
-		// what the module needs was fetched to build it
+		// the build has downloaded the dependencies
 		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOSUMDB=off", "GOWORK=off")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -79,8 +79,8 @@ func buildOutside(t *testing.T, ctx context.Context, name string) (program, deps
 	return program, command("list", "-deps", ".")
 }
 
-// TestPolicyOutsideTheModule builds a program with a go.mod of its own, which registers a routing policy and chooses by
-// it. It brings nothing that talks to NATS.
+// TestPolicyOutsideTheModule builds a program in a separate module that registers a routing policy and uses the policy
+// for choices. The program links no NATS client.
 func TestPolicyOutsideTheModule(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
@@ -99,12 +99,12 @@ last/0: is the last
 last/1: is the last
 `
 	if err != nil || string(said) != want {
-		t.Errorf("it said (%v)\n%s\nwant\n%s", err, said, want)
+		t.Errorf("output (%v)\n%s\nwant\n%s", err, said, want)
 	}
 }
 
-// TestClientShowsNothingInternal: every type that a program can reach from what pkg/client, pkg/api and pkg/routing
-// export can be named by it.
+// TestClientShowsNothingInternal checks that a program can name every type reachable from the exports of pkg/client,
+// pkg/api and pkg/routing.
 func TestClientShowsNothingInternal(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}",
@@ -137,13 +137,13 @@ func TestClientShowsNothingInternal(t *testing.T) {
 	}
 }
 
-// surface walks what is exported.
+// surface walks the exported types.
 type surface struct {
 	t    *testing.T
 	seen map[types.Type]bool
 }
 
-// walk looks at a type that can be reached by way of an exported name.
+// walk checks a type that is reachable from an exported name.
 func (s *surface) walk(by string, typ types.Type) {
 	if s.seen[typ] {
 		return

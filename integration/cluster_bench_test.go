@@ -8,15 +8,15 @@ import (
 	"github.com/kvatlas/kvatlas/tools/bench/cluster"
 )
 
-// TestBenchCluster runs the benchmark of a cluster at its smallest: its answers are checked by itself, and it has to
-// have measured everything.
+// TestBenchCluster runs the smallest benchmark of a cluster. The benchmark checks the answers, and the test checks for
+// all figures.
 func TestBenchCluster(t *testing.T) {
 	t.Parallel()
 	out := harness.Run(t, "indexer", "bench", "cluster", "--workers", "6", "--blocks", "1024", "--queries", "100",
 		"--json")
 	var r cluster.Report
 	if out.Code != 0 || json.Unmarshal([]byte(out.Stdout), &r) != nil {
-		t.Fatalf("it ended with %d, %q, %q", out.Code, out.Stdout, out.Stderr)
+		t.Fatalf("the benchmark ended with %d, %q, %q", out.Code, out.Stdout, out.Stderr)
 	}
 	if r.Holdings != 6*1024 || r.One.Blocks != cluster.Rounds*r.Holdings || r.Three.Blocks != 2*r.One.Blocks ||
 		r.Restore.Holdings != r.Holdings {

@@ -22,9 +22,10 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// TestStoreInAnswersOfManyNodes: three nodes keep a third of the workers each, which share a store and load from it as
-// each registered. Whichever node is asked says what one node says that has all workers: of each worker, of the store,
-// and of what each would load. So it is when a node is gone, but for its workers.
+// TestStoreInAnswersOfManyNodes runs three nodes with a third of the workers each. The workers share a store and load
+// by their registrations. Every node's answer must be equal to the answer of a single node with all workers: the
+// workers, the store, and the blocks that every worker would load. After the end of a node, only its workers may be
+// missing.
 func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	t.Parallel()
 	const (
@@ -59,7 +60,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	}
 	alone := harness.StartIndexer(t, t.TempDir(), "", flags...)
 
-	// Each worker holds the beginning of one of a few prompts, and loads what it registered that it can.
+	// Every worker holds the beginning of a prompt, and loads by its registration.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
 	defer cancel()
 	rng := rand.New(rand.NewPCG(7, 8))
@@ -112,8 +113,8 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		}
 	}
 
-	// ask returns an answer without what two deployments cannot have in common: times, and whether somebody on another
-	// node knows a block. An answer that lacks something that is there is asked for again: somebody stood still.
+	// ask returns an answer without the parts that two deployments cannot share: times, and whether another node has a
+	// block. It repeats the query after an incomplete answer, because a process may have been paused.
 	ask := func(addr string, q *api.Query, alive bool) (*api.Answer, error) {
 		var a api.Answer
 		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
@@ -158,7 +159,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	put(common, 0, blocks, func() bool { return true })
 	first := &api.Query{Model: "m", Tokens: common, Idle: true, MinSeq: slices.Collect(maps.Values(last))}
 	var want *api.Answer
-	harness.Eventually(t, "one node with everything knows all and how each loads", func() (bool, string) {
+	harness.Eventually(t, "the single node has all workers and their loading rules", func() (bool, string) {
 		var err error
 		if want, err = ask(alone.HTTP, first, true); err != nil {
 			return false, err.Error()
@@ -222,14 +223,14 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 		}
 	}
 	if loads == 0 {
-		t.Fatal("nobody was to load anything")
+		t.Fatal("no answer has loadable blocks")
 	}
 
 	nodes["c"].Kill()
 	incomplete := 0
 	for i := range 30 {
 		q := question()
-		q.Workers = nil // nobody knows whether a worker that is not seen serves the model
+		q.Workers = nil // without the worker's node, the worker's model is unknown
 		got, err := ask(https[[]string{"a", "b"}[i%2]], q, false)
 		if err != nil {
 			t.Fatalf("question %d after a node's end: %v", i, err)

@@ -14,8 +14,8 @@ import (
 
 const columns = 120
 
-// TestColumns: a line of Go or Markdown has at most 120 columns. Markdown's tables and fenced blocks, and what cannot
-// be broken (URLs, long string literals, directives), may be longer.
+// TestColumns checks that a line of Go or Markdown has at most 120 columns. Exceptions are Markdown's tables and fenced
+// blocks, URLs, long string literals and directives.
 func TestColumns(t *testing.T) {
 	t.Parallel()
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
@@ -28,7 +28,7 @@ func TestColumns(t *testing.T) {
 		long := longInGo
 		if ext := filepath.Ext(path); ext == ".md" {
 			long = longInMarkdown
-		} else if ext != ".go" || strings.HasSuffix(path, ".pb.go") { // which protoc writes
+		} else if ext != ".go" || strings.HasSuffix(path, ".pb.go") { // protoc writes these files
 			return nil
 		}
 		text, err := os.ReadFile(path)
@@ -51,7 +51,7 @@ func tooLong(line string) bool {
 	return utf8.RuneCountInString(line) > columns && utf8.RuneCountInString(url.ReplaceAllString(line, "")) > columns
 }
 
-// longInMarkdown returns the numbers of the lines of text that are too long.
+// longInMarkdown returns the line numbers of text with too many columns.
 func longInMarkdown(text string) (lines []int) {
 	fenced := false
 	for i, line := range strings.Split(text, "\n") {
@@ -66,9 +66,8 @@ func longInMarkdown(text string) (lines []int) {
 	return lines
 }
 
-// longInGo returns the numbers of the lines of a Go file that are too long. Excepted are tables in package comments,
-// raw strings of several lines, literals of 70 bytes and more, and lines on which a literal has only punctuation
-// beside it.
+// longInGo returns the line numbers of a Go file with too many columns. Exceptions are tables in package comments, raw
+// strings of several lines, literals of at least 70 bytes, and lines with only punctuation beside a literal.
 func longInGo(text string) (lines []int) {
 	excepted := map[int]bool{}
 	source := strings.Split(text, "\n")

@@ -98,7 +98,7 @@ func TestConductorSGLang(t *testing.T) {
 	}
 	find()
 
-	// A context has one profile, whatever the seed, and a rank has one type.
+	// A context has a single profile, whatever the seed, and a rank has a single type.
 	for _, c := range []struct{ body, reason, word string }{
 		{sglangRegistration("node-2", "pages", "sglang_bigram", "tcp://"+loopback.Reserve(t), ""),
 			"invalid_registration", "hash profile"},

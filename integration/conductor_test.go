@@ -23,7 +23,7 @@ func registration(instance, endpoint, replay string, more string) string {
 		endpoint, replay, instance, more)
 }
 
-// packed asks in MessagePack, and returns the answer, which is in it too, as JSON with its names in order.
+// packed sends a request in MessagePack, and returns the reply, also in MessagePack, as JSON with sorted names.
 func packed(t *testing.T, at, method, path string, body map[string]any) (status int, answer string) {
 	t.Helper()
 	data, err := msgpack.Marshal(body)
@@ -55,7 +55,7 @@ func packed(t *testing.T, at, method, path string, body map[string]any) (status 
 	return reply.StatusCode, string(text)
 }
 
-// sorted is JSON with its names in order.
+// sorted returns JSON with sorted names.
 func sorted(t *testing.T, text string) string {
 	var v any
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
@@ -68,7 +68,8 @@ func sorted(t *testing.T, text string) string {
 	return string(out)
 }
 
-// TestConductor talks to an indexer as to Mooncake's conductor: requests and answers are those of its code and tests.
+// TestConductor sends requests of Mooncake's conductor to an indexer. The requests and replies come from the
+// conductor's code and tests.
 func TestConductor(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -92,10 +93,11 @@ func TestConductor(t *testing.T) {
 	}
 	do("POST", "/query", query(""), 200, `{"instances":{}}`+"\n")
 
-	// A registration is followed; the same again changes nothing, and another one of the same name is refused.
+	// A shim follows a registration. An equal registration changes nothing, and another registration with the same name is
+	// refused.
 	first := registration("vllm-prefill-node1", engine.Endpoint(), engine.Replay(), "")
 	const good = `{"instance_id":"vllm-prefill-node1","status":"registered successfully"}` + "\n"
-	harness.Eventually(t, "the indexer takes registrations", func() (bool, string) {
+	harness.Eventually(t, "the indexer accepts registrations", func() (bool, string) {
 		status, text, err := harness.Request(at, "POST", "/register", first)
 		return err == nil && status == 200 && text == good, text
 	})
@@ -110,7 +112,7 @@ func TestConductor(t *testing.T) {
 		}
 		for _, word := range words {
 			if !strings.Contains(r.Error, word) {
-				t.Errorf("%q says nothing of %s", r.Error, word)
+				t.Errorf("%q lacks %s", r.Error, word)
 			}
 		}
 	}
@@ -122,7 +124,7 @@ func TestConductor(t *testing.T) {
 	refused(strings.Replace(second, `"0"`, `"1"`, 1), "invalid_registration", "", "hash profile")
 	refused(strings.Replace(second, `"block_size":16`, `"block_size":32`, 1), "invalid_registration", "", "block_size")
 
-	// What it holds is found, in tokens; an instance that holds nothing is listed too.
+	// A query returns the held tokens; an empty instance is listed too.
 	do("POST", "/register", second, 200, `{"instance_id":"node2","status":"registered successfully"}`+"\n")
 	const (
 		none = `{"longest_matched":0,"dp":{"0":0},"rank_matches":{"0":{"gpu":0,"cpu":0,"disk":0}},"gpu":0,"cpu":0,"disk":0}`
@@ -132,13 +134,13 @@ func TestConductor(t *testing.T) {
 	)
 	found := func() {
 		t.Helper()
-		harness.Eventually(t, "the conductor knows what the engine holds", func() (bool, string) {
+		harness.Eventually(t, "the conductor has the engine's blocks", func() (bool, string) {
 			_, text, err := harness.Request(at, "POST", "/query", query(""))
 			return err == nil && text == both, text
 		})
 	}
 	found()
-	// The newest version speaks MessagePack: with tokens as they lie in memory, or as a list.
+	// The newest version supports MessagePack, with tokens in memory layout or as a list.
 	raw := make([]byte, 0, 4*len(prompt))
 	for _, token := range prompt {
 		raw = binary.LittleEndian.AppendUint32(raw, token)
@@ -203,7 +205,7 @@ func TestConductor(t *testing.T) {
 		`"tenant_id":"default","prefix_count":2,"hash_profile":`+profile+
 		`,"instances":{"node2":[0],"vllm-prefill-node1":[0]}}]}`+"\n")
 
-	// Requests that are refused, as there: with what is wrong, of which field, and at which place of a list.
+	// Invalid requests are refused with the reason, the field, and the index in a list.
 	bad := func(path, body, want string) {
 		t.Helper()
 		do("POST", path, body, 400, want+"\n")
@@ -257,7 +259,7 @@ func TestConductor(t *testing.T) {
 	do("POST", "/services", `{}`, 405, "Method not allowed\n")
 	do("GET", "/health", "", 404, "there is no /health\n")
 
-	// A tenant is apart from others. Registrations outlive the process.
+	// Tenants are separate. Registrations survive a restart of the process.
 	other := strings.Replace(registration("node3", "tcp://"+loopback.Reserve(t), "", ""), `"default"`, `"team"`, 1)
 	do("POST", "/register", other, 200, `{"instance_id":"node3","status":"registered successfully"}`+"\n")
 	do("POST", "/query", query(`,"tenant_id":"team"`), 200, `{"instances":{"node3":`+none+`}}`+"\n")
@@ -272,7 +274,7 @@ func TestConductor(t *testing.T) {
 	do("POST", "/register", first, 200, good)
 	found()
 
-	// What is unregistered holds nothing any more.
+	// An unregistered instance holds no block.
 	do("POST", "/unregister", `{"instance_id":"node3","dp_rank":0}`, 404, "service not found: node3|default|0\n")
 	do("POST", "/unregister", `{"instance_id":"node3","tenant_id":"team","dp_rank":0}`, 200,
 		`{"removed_instances":["node3|team|0"],"status":"unregistered successfully"}`+"\n")
@@ -280,7 +282,7 @@ func TestConductor(t *testing.T) {
 		"service not found: vllm-prefill-node1|default|1\n")
 	do("POST", "/unregister", `{"instance_id":"vllm-prefill-node1","dp_rank":0}`, 200,
 		`{"removed_instances":["vllm-prefill-node1|default|0"],"status":"unregistered successfully"}`+"\n")
-	harness.Eventually(t, "nothing is left of it", func() (bool, string) {
+	harness.Eventually(t, "the instance is gone", func() (bool, string) {
 		_, text, err := harness.Request(at, "POST", "/query", query(""))
 		return err == nil && text == `{"instances":{"node2":`+none+`}}`+"\n", text
 	})

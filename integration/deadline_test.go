@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestDeadline stops one of two nodes, each of which keeps a part: queries with a deadline of their own are answered
-// with what the other has, and name what is missing, until that one has taken over.
+// TestDeadline pauses a node of two with a part of the partitions each. Queries with a deadline get the part of the
+// other node, with the names of the missing partitions, until the other node has taken over.
 func TestDeadline(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -97,7 +97,7 @@ func TestDeadline(t *testing.T) {
 			}
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nobody has taken over")
+			t.Fatal("no node has taken over")
 		}
 	}
 	t.Logf("%d answers were partial", partial)

@@ -18,7 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// composeFile is what the tests read of docker-compose.yml.
+// composeFile has the used fields of docker-compose.yml.
 type composeFile struct {
 	Services map[string]struct {
 		Image       string
@@ -42,7 +42,7 @@ type composeFile struct {
 	Secrets  map[string]struct{ File string }
 }
 
-// composeSecret is a secret of a service: its name alone, or with the name of its file.
+// composeSecret is a secret of a service: only a name, or a name with a file name.
 type composeSecret struct{ Source, Target string }
 
 func (s *composeSecret) UnmarshalYAML(n *yaml.Node) error {
@@ -65,20 +65,20 @@ func readCompose(t *testing.T) (c composeFile) {
 	return c
 }
 
-// TestComposeIsHardened: no container has capabilities, may gain privileges or write to its root, and every port is on
-// loopback. `integration/compose/run.sh` looks at the running processes.
+// TestComposeIsHardened checks that no container has capabilities, can gain privileges or can write to the root file
+// system, and that every port is on loopback. `integration/compose/run.sh` checks the running processes.
 func TestComposeIsHardened(t *testing.T) {
 	t.Parallel()
 	for name, s := range readCompose(t).Services {
 		if !slices.Equal(s.CapDrop, []string{"ALL"}) || len(s.CapAdd) > 0 || s.Privileged || s.NetworkMode != "" ||
 			s.Pid != "" || len(s.Devices) > 0 || s.User != "" && !strings.HasPrefix(s.User, "65532") {
-			t.Errorf("%s has more rights than it needs: %+v", name, s)
+			t.Errorf("%s has unnecessary rights: %+v", name, s)
 		}
 		if !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
 			t.Errorf("%s may gain privileges: %q", name, s.SecurityOpt)
 		}
 		if !s.ReadOnly {
-			t.Errorf("%s may write to its root file system", name)
+			t.Errorf("%s may write to the root file system", name)
 		}
 		for _, v := range s.Volumes {
 			if file := strings.HasPrefix(v, "."); file != strings.HasSuffix(v, ":ro") {
@@ -93,12 +93,12 @@ func TestComposeIsHardened(t *testing.T) {
 	}
 }
 
-// TestComposeKeys: whoever connects to NATS has a key of its own, of which the inbox prefix goes with the key, and no
-// other secret than it needs. Engines share a network with their shim alone.
+// TestComposeKeys checks that every NATS client has a separate key with its own inbox prefix, and no unnecessary
+// secret. Engines share a network only with their shim.
 func TestComposeKeys(t *testing.T) {
 	t.Parallel()
 	c := readCompose(t)
-	shims := map[string]string{} // by their key
+	shims := map[string]string{} // by key
 	for name, s := range c.Services {
 		var secrets []string
 		for _, secret := range s.Secrets {
@@ -118,7 +118,7 @@ func TestComposeKeys(t *testing.T) {
 			}
 		case "engine":
 			if !slices.Equal(networks, []string{name}) || !c.Networks[name].Internal {
-				t.Errorf("%s is in the networks %q, which are %+v", name, networks, c.Networks)
+				t.Errorf("%s is in the networks %q: %+v", name, networks, c.Networks)
 			}
 		case "shim":
 			worker := s.Command[slices.Index(s.Command, "--worker")+1]
@@ -138,7 +138,7 @@ func TestComposeKeys(t *testing.T) {
 		case "prometheus":
 			want = []string{"http-token:http-token"}
 		default:
-			t.Errorf("what secrets does %s need?", name)
+			t.Errorf("the test has no list of the secrets for %s", name)
 		}
 		if !slices.Equal(secrets, want) {
 			t.Errorf("%s has the secrets %q, not %q", name, secrets, want)
@@ -155,9 +155,9 @@ func TestComposeKeys(t *testing.T) {
 	}
 }
 
-// TestComposeSecrets makes the secrets twice: the second run changes none. Only their folder's owner reaches them. They
-// are what docker-compose.yml mounts, and nats-server takes them with nats.conf: it wants a key of clients and a
-// password of other servers.
+// TestComposeSecrets makes the secrets twice: the second run changes none. Only the folder's owner has access.
+// docker-compose.yml mounts the secrets, and nats-server accepts them with nats.conf: clients need a key, and other
+// servers need a password.
 func TestComposeSecrets(t *testing.T) {
 	t.Parallel()
 	folder := filepath.Join(t.TempDir(), "secrets")
@@ -186,7 +186,7 @@ func TestComposeSecrets(t *testing.T) {
 		t.Errorf("the second run changes secrets:\n%q\n%q", first, second)
 	}
 	if info, err := os.Stat(folder); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("others of this host reach the secrets: %v %v", info.Mode(), err)
+		t.Errorf("other users of this host can read the secrets: %v %v", info.Mode(), err)
 	}
 	for file, secret := range first {
 		if strings.Contains(file, "conf") {
@@ -226,8 +226,8 @@ func TestComposeSecrets(t *testing.T) {
 	intruder.WaitFor(`(?i)authorization`)
 }
 
-// TestUnitsAreHardened: the units of deploy/systemd run as a user without rights, write to their state alone, and
-// cannot reach link-local addresses. integration/judges/packaging has systemd read and rate them.
+// TestUnitsAreHardened checks that the units of deploy/systemd run as an unprivileged user, write only to their state,
+// and cannot reach link-local addresses. In integration/judges/packaging, systemd reads and rates the units.
 func TestUnitsAreHardened(t *testing.T) {
 	t.Parallel()
 	for _, unit := range []string{"kvatlas-indexer.service", "kvatlas-worker-shim@.service"} {
@@ -253,7 +253,7 @@ func TestUnitsAreHardened(t *testing.T) {
 
 type labels map[string]string
 
-// selector selects what has its labels; nil selects nothing, an empty one everything.
+// selector selects objects by labels; nil selects no object, an empty selector all objects.
 type selector struct {
 	MatchLabels      labels `yaml:"matchLabels"`
 	MatchExpressions []any  `yaml:"matchExpressions"`
@@ -289,7 +289,7 @@ type rule struct {
 	}
 }
 
-// kubernetesObject is what the tests read of one.
+// kubernetesObject has the used fields of a Kubernetes object.
 type kubernetesObject struct {
 	Kind     string
 	Metadata struct{ Name string }
@@ -319,7 +319,7 @@ type kubernetesObject struct {
 	}
 }
 
-// podContainer is what the tests read of a container.
+// podContainer has the used fields of a container.
 type podContainer struct {
 	Name            string
 	SecurityContext struct {
@@ -357,8 +357,9 @@ func kubernetesObjects(t *testing.T, patterns ...string) (all []kubernetesObject
 	return all
 }
 
-// TestPodsAreHardened: pods of deploy/kubernetes do not run as root, cannot become it, write to volumes alone, and have
-// no token of the cluster. No two kinds of pods mount the same secret, and a shim gets one file of the shims' secret.
+// TestPodsAreHardened checks that pods of deploy/kubernetes do not run as root, cannot become root, write only to
+// volumes, and have no token of the cluster. Two kinds of pods never mount the same secret, and a shim gets a single
+// file of the shims' secret.
 func TestPodsAreHardened(t *testing.T) {
 	t.Parallel()
 	pods, secrets := 0, map[string]string{}
@@ -403,7 +404,8 @@ func TestPodsAreHardened(t *testing.T) {
 	}
 }
 
-// end is one end of a connection: a pod of the namespace kvatlas or another, or an address outside of the cluster.
+// end is an end of a connection: a pod of the namespace kvatlas or of another namespace, or an address outside of the
+// cluster.
 type end struct {
 	pod       labels
 	namespace string
@@ -427,7 +429,8 @@ func (p peer) has(t *testing.T, e end) bool {
 	return p.PodSelector == nil || p.PodSelector.selects(t, e.pod)
 }
 
-// allows reports whether the policies let a pod take a connection of a peer (Ingress), or make one to it (Egress).
+// allows reports whether the policies permit a connection from a peer to the pod (Ingress), or from the pod to a peer
+// (Egress).
 func allows(t *testing.T, policies []kubernetesObject, direction string, e, other end, port int, protocol string) bool {
 	selected := false
 	for _, p := range policies {
@@ -455,8 +458,8 @@ func allows(t *testing.T, policies []kubernetesObject, direction string, e, othe
 	return !selected
 }
 
-// TestNetworkPolicies evaluates the policies of deploy/kubernetes as Kubernetes defines them: a connection needs a rule
-// at both ends that a policy selects.
+// TestNetworkPolicies evaluates the policies of deploy/kubernetes by the rules of Kubernetes: a connection needs a rule
+// at both ends with a policy.
 func TestNetworkPolicies(t *testing.T) {
 	t.Parallel()
 	var policies []kubernetesObject
@@ -509,7 +512,7 @@ func TestNetworkPolicies(t *testing.T) {
 	for from, a := range ends {
 		for to, b := range ends {
 			if !slices.Contains(pods, from) && !slices.Contains(pods, to) {
-				continue // of which kvatlas has no policies
+				continue // kvatlas has no policies for these
 			}
 			for _, port := range []int{22, 53, 80, 443, 4222, 5557, 5657, 6222, 8000, 8090, 8222, 9002, 9003, 10250} {
 				protocol := "TCP"

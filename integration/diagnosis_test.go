@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestShimSaysWhatItSawAndWhatToDo runs the shim against what is no engine, or one that says nothing.
+// TestShimSaysWhatItSawAndWhatToDo runs the shim against servers other than engines, and against a silent engine.
 func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -26,7 +26,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 	tls := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(tls.Close)
 	nobody := loopback.Reserve(t)
-	// speaks HTTP before it is spoken to, as a proxy in front of nothing does
+	// sends HTTP first, as a proxy without a backend does
 	greeter, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 	}
 }
 
-// TestRanks shims the ranks of one worker in one process.
+// TestRanks runs the shims of all ranks of a worker in a single process.
 func TestRanks(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -117,7 +117,7 @@ func TestRanks(t *testing.T) {
 					base+2+rank),
 			})
 			if err != nil {
-				break // somebody has that port
+				break // the port is in use
 			}
 			engines = append(engines, e)
 		}

@@ -18,12 +18,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// innerService is a service that nobody should reach by registering a worker: it counts connections, and its answers
-// have a word that nobody should read.
+// innerService is a service that no worker registration may reach. It counts connections, and its replies contain a
+// secret word.
 type innerService struct {
 	port int
 	mu   sync.Mutex
-	seen []string // the first line that each connection has sent
+	seen []string // the first line of every connection
 }
 
 func (s *innerService) asked() []string {
@@ -34,7 +34,7 @@ func (s *innerService) asked() []string {
 
 const innerSecret = "SECRET-OF-AN-INNER-SERVICE"
 
-// startInner starts a service that answers anything with the bytes.
+// startInner starts a service with a fixed reply.
 func startInner(t *testing.T, answer string) *innerService {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -64,7 +64,7 @@ func startInner(t *testing.T, answer string) *innerService {
 	return s
 }
 
-// vllmStore is a store with its master at an address.
+// vllmStore returns a store with the master at an address.
 func vllmStore(address string, port int) *hicache.Config {
 	seed := "0"
 	return &hicache.Config{VLLM: &hicache.VLLM{ModelName: "m", TPSize: 1, PPSize: 1, NumKVHead: 8,
@@ -79,8 +79,8 @@ func folderStore(folder string) *hicache.Config {
 		ModelName: "m", Directory: folder}}
 }
 
-// TestBadAddressesAreRefused registers, over each interface, addresses that a node never dials: they are refused with
-// the reason, and a folder that is there is refused as one that is not.
+// TestBadAddressesAreRefused registers forbidden addresses over every interface. They are refused with the reason, and
+// an existing folder is refused with the same error as a missing folder.
 func TestBadAddressesAreRefused(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--conductor-listen", "127.0.0.1:0", "--select-listen", "127.0.0.1:0")
@@ -143,7 +143,7 @@ func TestBadAddressesAreRefused(t *testing.T) {
 			endpoint)
 		if status, text := post(selecting, "/workers", body); status/100 != 4 &&
 			!strings.Contains(text, "reconciliation failed") {
-			t.Errorf("the selection service takes %s: %d %s", endpoint, status, text)
+			t.Errorf("the selection service accepts %s: %d %s", endpoint, status, text)
 		}
 	}
 	for store, reason := range map[*hicache.Config]string{
@@ -166,7 +166,7 @@ func TestBadAddressesAreRefused(t *testing.T) {
 		`{"instance_id":"w","endpoint":"tcp://127.0.0.1:1","model_name":"m","block_size":16,"l3":%s}`,
 		l3(folderStore("/nonexistent"))))
 	if there != not {
-		t.Errorf("a folder that is there is refused by %s, one that is not by %s", there, not)
+		t.Errorf("an existing folder is refused by %s, a missing folder by %s", there, not)
 	}
 	for _, serving := range []string{"http://169.254.169.254", "http://a/latest?x", "http://u:p@a", "file:///etc/passwd",
 		"ipc:///x", "169.254.169.254:80"} {
@@ -177,12 +177,12 @@ func TestBadAddressesAreRefused(t *testing.T) {
 		}
 	}
 	if _, text, err := harness.Request(x.HTTP, "GET", "/workers", ""); err != nil || text != "[]" {
-		t.Errorf("something is left of what was refused: %s, %v", text, err)
+		t.Errorf("a refused registration remains: %s, %v", text, err)
 	}
 }
 
-// TestAddressesOutsideDialAllow registers names of loopback with a node that may dial another network only: nothing is
-// connected to, and what was refused is counted and reported. Records of a lease that nobody checked are skipped.
+// TestAddressesOutsideDialAllow registers names of loopback with a node that may connect only to another network. No
+// connection is made, and refusals are counted and reported. Unchecked records of a lease are skipped.
 func TestAddressesOutsideDialAllow(t *testing.T) {
 	t.Parallel()
 	inner := startInner(t, "HTTP/1.1 401 no\r\nContent-Length: 26\r\n\r\n"+innerSecret)
@@ -202,9 +202,9 @@ func TestAddressesOutsideDialAllow(t *testing.T) {
 	if text := post("/register", fmt.Sprintf(
 		`{"instance_id":"w0","endpoint":"tcp://127.0.0.1:%d","model_name":"m0","block_size":16}`, inner.port)); !strings.Contains(
 		text, "--dial-allow") {
-		t.Errorf("an address outside is taken: %s", text)
+		t.Errorf("an address outside is accepted: %s", text)
 	}
-	// A name is judged when it is dialled.
+	// A name is checked at the time of the connection.
 	store, err := json.Marshal(vllmStore("localhost", inner.port))
 	if err != nil {
 		t.Fatal(err)
@@ -217,16 +217,16 @@ func TestAddressesOutsideDialAllow(t *testing.T) {
 	post("/v1/workers", fmt.Sprintf(
 		`{"instance":"w2","model":"m2","block_size":16,"endpoint":"http://localhost:%d","events":"none"}`, inner.port))
 	tokens := harness.JSONList(harness.Tokens(1, 4*harness.BlockSize))
-	harness.Eventually(t, "the store is not asked", func() (bool, string) {
+	harness.Eventually(t, "the store gets no request", func() (bool, string) {
 		a := post("/v1/find", `{"model":"m1","tokens":`+tokens+`}`)
 		return strings.Contains(a, `"status":"unavailable"`) && strings.Contains(a, "not within --dial-allow"), a
 	})
 	if a := post("/v1/find", `{"model":"m2","prompt":"hello"}`); !strings.Contains(a, "unavailable: ") ||
 		!strings.Contains(a, "not within --dial-allow") {
-		t.Errorf("the engine is asked for tokens: %s", a)
+		t.Errorf("the engine gets a request for tokens: %s", a)
 	}
 
-	// A lease that another writes has any address.
+	// A lease from another program may have any address.
 	ctx := t.Context()
 	ns := harness.OpenNamespace(t, ctx, x.NATS)
 	for i, r := range []registry.Record{
@@ -254,7 +254,7 @@ func TestAddressesOutsideDialAllow(t *testing.T) {
 		}
 	}
 	var status api.Status
-	harness.Eventually(t, "what was skipped is counted and reported", func() (bool, string) {
+	harness.Eventually(t, "skipped records are counted and reported", func() (bool, string) {
 		_, text, err := harness.Request(x.HTTP, "GET", "/v1/status", "")
 		if err == nil {
 			err = json.Unmarshal([]byte(text), &status)
@@ -271,7 +271,7 @@ func TestAddressesOutsideDialAllow(t *testing.T) {
 		})
 	}
 	for i := 3; i < 5; i++ {
-		harness.Eventually(t, "no engine is asked", func() (bool, string) {
+		harness.Eventually(t, "no engine gets a request", func() (bool, string) {
 			a := post("/v1/find", fmt.Sprintf(`{"model":"h%d","prompt":"hello"}`, i))
 			return strings.Contains(a, "no_source: ") && strings.Contains(a, "not_tokenized"), a
 		})
@@ -286,8 +286,8 @@ func TestAddressesOutsideDialAllow(t *testing.T) {
 	}
 }
 
-// TestNothingOfAnAnswerIsRepeated has a node dial services on loopback that are no engines and no masters: nothing that
-// they say is in an answer of the node or in its log.
+// TestNothingOfAnAnswerIsRepeated connects a node to services on loopback that are neither engines nor masters. No text
+// of their replies is in a reply of the node or in the log.
 func TestNothingOfAnAnswerIsRepeated(t *testing.T) {
 	t.Parallel()
 	tokenizers := filepath.Join(t.TempDir(), "tokenizers.yaml")
@@ -330,7 +330,7 @@ func TestNothingOfAnAnswerIsRepeated(t *testing.T) {
 		ask("POST", "/v1/workers", fmt.Sprintf(
 			`{"instance":"t%d","model":"t%d","block_size":16,"endpoint":"http://127.0.0.1:%d","events":"none"}`, i, i, inner.port))
 		ask("POST", "/v1/find", fmt.Sprintf(`{"model":"t%d","prompt":"hello"}`, i))
-		harness.Eventually(t, "the services were asked in each way", func() (bool, string) {
+		harness.Eventually(t, "the services got all kinds of requests", func() (bool, string) {
 			a := ask("POST", "/v1/find", fmt.Sprintf(`{"model":"m%d","tokens":%s}`, i, tokens))
 			lines := strings.Join(inner.asked(), "\n")
 			return strings.Contains(lines, "GET /health") && strings.Contains(lines, "POST /tokenize") &&

@@ -10,24 +10,24 @@ import (
 	"testing"
 )
 
-// dialSites are the files that may connect without [dial.Dialer], and why the address is not one that a client, a lease
-// or a registration named.
+// dialSites are the files that may connect without [dial.Dialer], with the reason that the address does not come from a
+// client, a lease or a registration.
 var dialSites = map[string]string{
 	"internal/base/dial/dialer.go":     "the dialer itself",
 	"internal/serve/cli/notify.go":     "the service manager's socket, of the environment",
-	"internal/ingest/zmtp/endpoint.go": "stale looks at a socket that this process is about to listen at",
+	"internal/ingest/zmtp/endpoint.go": "stale tests the socket before this process listens",
 	"internal/ingest/kube/client.go":   "the API server of a flag, or of the pod's own cluster",
 	"internal/edge/tracing/otlp.go":    "the collector of a flag",
-	"internal/ingest/etcd/etcd.go":     "etcd of a flag; for what a registration names, Config.Dial has the rule",
+	"internal/ingest/etcd/etcd.go":     "etcd of a flag; Config.Dial has the rule for registrations",
 	"pkg/client/http.go":               "the indexer, of a program that uses the client",
-	"pkg/hicache/mooncake.go":          "its connections are made by MooncakeConfig.Dial",
+	"pkg/hicache/mooncake.go":          "MooncakeConfig.Dial makes the connections",
 	"pkg/jetstream/conn.go":            "NATS, of a flag",
 	"cmd/indexer/http.go":              "the indexer itself, of a flag",
 	"cmd/indexer/probe.go":             "the indexer itself, of a flag",
 	"cmd/indexer/lameduck.go":          "the NATS server of the same container, of a flag",
 }
 
-// zmtpSites are the files that may open ZeroMQ connections. Each passes a rule, or an endpoint of a flag.
+// zmtpSites are the files that may open ZeroMQ connections, with a rule, or with the endpoint of a flag.
 var zmtpSites = map[string]string{
 	"internal/ingest/shim/shim.go":        "Config.Sockets has the rule",
 	"internal/ingest/shim/replay.go":      "the same",
@@ -38,8 +38,8 @@ var zmtpSites = map[string]string{
 	"internal/ingest/source/store.go":     "the master of --engine",
 }
 
-// TestDialSites finds every place of the programs that connects. A new one must use [dial.Dialer] or [dial.Client] with
-// the rule of --dial-allow, or have a reason here.
+// TestDialSites finds all places of the programs that connect. A new place must use [dial.Dialer] or [dial.Client] with
+// the rule of --dial-allow, or have a reason in this file.
 func TestDialSites(t *testing.T) {
 	t.Parallel()
 	connects := map[string]map[string]bool{
@@ -64,7 +64,7 @@ func TestDialSites(t *testing.T) {
 			}
 			name := strings.TrimPrefix(filepath.ToSlash(path), "../")
 			ast.Inspect(file, func(n ast.Node) bool {
-				if pointer, is := n.(*ast.StarExpr); is { // a type, of what somebody else has made
+				if pointer, is := n.(*ast.StarExpr); is { // a type of an existing connection
 					of, is := pointer.X.(*ast.SelectorExpr)
 					return !is || of.Sel.Name != "Client" && of.Sel.Name != "Transport" && of.Sel.Name != "Dialer"
 				}
@@ -81,7 +81,7 @@ func TestDialSites(t *testing.T) {
 					sites = zmtpSites
 				}
 				if sites[name] == "" {
-					t.Errorf("%s uses %s.%s: addresses that clients name are dialled by internal/base/dial with the rule of "+
+					t.Errorf("%s uses %s.%s: internal/base/dial connects to addresses from clients with the rule of "+
 						"--dial-allow; if this address is the operator's, add the file and the reason to this test", name,
 						pkg.Name, of.Sel.Name)
 				}
@@ -97,7 +97,7 @@ func TestDialSites(t *testing.T) {
 	for _, sites := range []map[string]string{dialSites, zmtpSites} {
 		for name := range sites {
 			if !used[name] {
-				t.Errorf("%s connects nowhere any more: remove it from this test", name)
+				t.Errorf("%s no longer connects: remove the file from this test", name)
 			}
 		}
 	}

@@ -18,7 +18,7 @@ import (
 var wholeCorpora = flag.Bool("whole", false,
 	"TestWholeDigests: the named corpora in full (about 1 GB of disk, a few minutes)")
 
-// makeCorpus makes a named corpus from the generator's seed 0: its beginning on fewer workers, or all of it.
+// makeCorpus makes a named corpus from the generator's seed 0: the beginning on fewer workers, or the whole corpus.
 func makeCorpus(t *testing.T, n corpus.Named, whole bool) string {
 	t.Helper()
 	o := n.Options
@@ -32,7 +32,7 @@ func makeCorpus(t *testing.T, n corpus.Named, whole bool) string {
 	return path
 }
 
-// digestOf is what `indexer bench index --mode mixed` reports of a corpus.
+// digestOf returns the report of `indexer bench index --mode mixed`.
 func digestOf(t *testing.T, path string, writers int) (r bench.Report) {
 	t.Helper()
 	var out bytes.Buffer
@@ -46,7 +46,7 @@ func digestOf(t *testing.T, path string, writers int) (r bench.Report) {
 	return r
 }
 
-// TestDigests has the index answer what the twin answers on the beginnings of all named corpora.
+// TestDigests compares the index with the twin on the beginnings of all named corpora.
 func TestDigests(t *testing.T) {
 	t.Parallel()
 	for _, n := range corpus.TheNamed() {
@@ -62,7 +62,7 @@ func TestDigests(t *testing.T) {
 	}
 }
 
-// TestWholeDigests compares with the digests that are known for the named corpora.
+// TestWholeDigests compares the named corpora with their expected digests.
 func TestWholeDigests(t *testing.T) {
 	t.Parallel()
 	if !*wholeCorpora {

@@ -16,11 +16,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// inside says to the test binary that it runs in a user namespace of its own, where it may mount.
+// inside marks the run of the test binary in a separate user namespace, with the permission to mount.
 const inside = "KVATLAS_TEST_MAY_MOUNT"
 
-// smallDisk is a disk of so many bytes, in memory, on a folder of the test's. Mounting wants root or, in the same test
-// run again by itself, a user namespace; smallDisk returns false in the run outside, which has nothing left to do then.
+// smallDisk mounts a disk of the given size, in memory, on a folder of the test. A mount needs root or a user
+// namespace, in which smallDisk runs the test again. ok is false in the outer run, which then has nothing to do.
 func smallDisk(t *testing.T, size string) (dir string, ok bool) {
 	t.Helper()
 	dir = t.TempDir()
@@ -46,13 +46,13 @@ func smallDisk(t *testing.T, size string) (dir string, ok bool) {
 	said, err := again.CombinedOutput()
 	if err != nil {
 		t.Fatalf(
-			"this test needs a small disk; it must run as root, or where user namespaces are permitted, or be left out by -short: %v\n%s", err, said)
+			"the test mounts a small disk: run as root, permit user namespaces, or use -short: %v\n%s", err, said)
 	}
 	t.Logf("run in a user namespace:\n%s", said)
 	return "", false
 }
 
-// fillDisk leaves no byte free, with a file that others own, and returns what removes it.
+// fillDisk fills the disk with a file, and returns a function that removes the file.
 func fillDisk(t *testing.T, dir string) (makeRoom func()) {
 	t.Helper()
 	path := filepath.Join(dir, "somebody-elses-file")
@@ -76,10 +76,10 @@ func fillDisk(t *testing.T, dir string) (makeRoom func()) {
 	}
 }
 
-// TestDiskFull fills the disk under a running deployment, and makes room again. Meanwhile events wait, status and
-// metrics say why, and queries are answered from what is known. Afterwards all goes on with no process of ours started
-// again, and nothing is lost that was acknowledged: the shim says nothing twice, and the index is what the engine says,
-// also in a process that begins from the disk.
+// TestDiskFull fills the disk under a running deployment, and frees space again. Meanwhile events wait, status and
+// metrics have the reason, and queries are answered from the index. Afterwards the deployment continues without a
+// restart, and no acknowledged event is lost. The shim repeats no event, and the index has the engine's blocks, also in
+// a process that starts from the disk.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -148,8 +148,8 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 		}
 		return strings.Join(s.Problems, "\n")
 	}
-	harness.Eventually(t, "status and metrics say that the disk is full", func() (bool, string) {
-		e.serve(t, 1) // whatever makes room, it is taken
+	harness.Eventually(t, "status and metrics report the full disk", func() (bool, string) {
+		e.serve(t, 1) // uses up any space
 		var metrics string
 		if err := harness.HTTPDo(x.HTTP, "GET", "/metrics", nil, &metrics); err != nil {
 			t.Fatal(err)
@@ -165,7 +165,7 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 		t.Errorf("queries are not answered: %v", err)
 	}
 	var answer api.Answer
-	harness.Eventually(t, "answers, /readyz and the shim say that the log takes nothing", func() (bool, string) {
+	harness.Eventually(t, "answers, /readyz and the shim report the refusing log", func() (bool, string) {
 		e.serve(t, 1)
 		var ready string
 		answer = api.Answer{}
@@ -179,21 +179,21 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 				strings.Contains(ready, "what is known of it is") &&
 				strings.Contains(said, "1 of 1 shims wait, w1/0 since ") &&
 				strings.Contains(said, "have room on their disks") &&
-				// each is said once
+				// every problem is listed once
 				!strings.Contains(said, "from the shims of") && !strings.Contains(said, "server: not available"),
 			fmt.Sprintf("%+v\n%s\n%s", answer, ready, said)
 	})
 	shim.WaitFor(`the log does not take events; they wait.*what_to_do=".*have room on their disks`)
-	// A server on a full disk is left alone: nobody was parted from it.
+	// A server on a full disk stays connected.
 	for _, p := range []*harness.Process{x.Process, shim} {
 		for line := range strings.Lines(p.Said()) {
-			// who stands still is left, on any disk
+			// a paused process loses its connection on any disk
 			if strings.Contains(line, "NATS connection lost") && !strings.Contains(line, "stale connection") {
 				t.Errorf("the server went away: %s", line)
 			}
 		}
 	}
-	if restarts { // whoever starts it now is no worse off
+	if restarts { // a new server process is in the same state
 		x.Kill()
 		begin()
 		e.serve(t, 20)
@@ -203,7 +203,7 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 	makeRoom()
 	e.serve(t, 20)
 	switch {
-	case restarts: // one that took nothing from its start on never tried to write
+	case restarts: // a server without space since its start has never tried to write
 		x.WaitFor(
 			`the NATS server in this process has recovered|the disk has more room; the NATS server may take more of it`)
 	case embedded:
@@ -227,10 +227,10 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 	}
 	if said := shim.Said(); strings.Count(said, "a new incarnation") != 1 ||
 		strings.Contains(said, "could not be replayed") {
-		t.Errorf("the shim began anew:\n%s", said)
+		t.Errorf("the shim began a new incarnation:\n%s", said)
 	}
-	// one may be replaced while it is read
-	harness.Eventually(t, "all snapshots are what was written", func() (bool, string) {
+	// a snapshot may be replaced during the verification
+	harness.Eventually(t, "all snapshots are valid", func() (bool, string) {
 		r := harness.Run(t, "indexer", "snapshot", "verify", "--nats", x.NATS)
 		return r.Code == 0, fmt.Sprintf("%+v", r)
 	})

@@ -12,8 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// TestPagesShowCommandsThatExist: every command of ours that a page shows is one, and has the flags that it is shown
-// with.
+// TestPagesShowCommandsThatExist checks that every command of kvatlas on a page exists with the shown flags.
 func TestPagesShowCommandsThatExist(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob("../docs/*.md")
@@ -35,19 +34,19 @@ func TestPagesShowCommandsThatExist(t *testing.T) {
 				continue
 			}
 			if !slices.Contains([]string{"auth", "bench", "simulate", "snapshot", "tokenizer", "workers"}, words[0]) {
-				words = words[:1] // what follows is an argument
+				words = words[:1] // the following words are arguments
 			}
 			command := name + " " + strings.Join(words, " ")
 			if _, ok := help[command]; !ok {
 				r := harness.Run(t, name, append(slices.Clone(words), "--help")...)
 				if help[command] = r.Stdout; r.Code != 0 || !strings.Contains(r.Stdout, "\n  "+command) {
-					t.Errorf("%s shows %q, which is no command: %s", page, command, r.Stderr)
+					t.Errorf("%s shows the unknown command %q: %s", page, command, r.Stderr)
 				}
 			}
 			rest, _, _ = strings.Cut(rest, "#")
 			for _, f := range flag.FindAllStringSubmatch(rest, -1) {
 				if checked++; !strings.Contains(help[command], f[1]+" ") {
-					t.Errorf("%s shows %q with %s, which it has not", page, command, f[1])
+					t.Errorf("%s shows %q with the unknown flag %s", page, command, f[1])
 				}
 			}
 		}
@@ -57,7 +56,7 @@ func TestPagesShowCommandsThatExist(t *testing.T) {
 	}
 }
 
-// link is a link of a Markdown page to a file of ours, with the heading that it goes to.
+// link is a link of a Markdown page to a file of the repository, with the heading.
 type link struct{ title, file, heading string }
 
 var (
@@ -82,7 +81,7 @@ func links(page, text string) (list []link) {
 	return list
 }
 
-// anchors are the names by which GitHub's links go to a page's headings.
+// anchors returns the names of a page's headings in GitHub's links.
 func anchors(text string) (list []string) {
 	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
 		words := linkPattern.ReplaceAllString(m[1], "$1")
@@ -131,8 +130,8 @@ func TestPagesLinkToWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestPagesInOrder: docs/README.md lists the pages in the order in which they are read, every page ends with a link to
-// the next, and every page below docs can be reached from there.
+// TestPagesInOrder checks that docs/README.md lists the pages in reading order, that every page ends with a link to the
+// next page, and that every page below docs is reachable from there.
 func TestPagesInOrder(t *testing.T) {
 	t.Parallel()
 	const contents = "../docs/README.md"
@@ -180,10 +179,10 @@ func TestPagesInOrder(t *testing.T) {
 	}
 }
 
-// TestPromisesHaveTests: every test that docs/security.md names for a promise exists.
+// TestPromisesHaveTests checks that every test in docs/security.md exists.
 func TestPromisesHaveTests(t *testing.T) { namedTestsExist(t, "docs/security.md") }
 
-// TestStatesNameTests: every test that the table of states names exists, and every state has one.
+// TestStatesNameTests checks that every test in the table of states exists, and that every state has a test.
 func TestStatesNameTests(t *testing.T) {
 	const page = "internal/fleet/registry/DESIGN.md"
 	namedTestsExist(t, page)
@@ -199,7 +198,7 @@ func TestStatesNameTests(t *testing.T) {
 	}
 }
 
-// namedTestsExist fails if a page names a test that no package has.
+// namedTestsExist fails if a page names an unknown test.
 func namedTestsExist(t *testing.T, page string) {
 	t.Helper()
 	named := map[string]bool{}
@@ -226,7 +225,7 @@ func namedTestsExist(t *testing.T, page string) {
 	}
 	for name, there := range named {
 		if !there {
-			t.Errorf("%s names %s, which no package has", page, name)
+			t.Errorf("%s names the unknown test %s", page, name)
 		}
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// unstaged are the faults that no processes here can be brought to, each with why: internal/operate/doctor provokes
-// them at the check, with the facts that it would have.
+// unstaged are the faults that processes of a test cannot cause, with the reason. internal/operate/doctor tests such
+// faults with facts.
 var unstaged = map[doctor.Fault]string{
 	"nats_far":               "loopback is near",
 	"jetstream_down":         "a cluster without a majority",
@@ -28,35 +28,35 @@ var unstaged = map[doctor.Fault]string{
 	"stream_unwritable":      "a disk that is full",
 	"stream_replicas_behind": "a cluster of NATS servers",
 	"stream_replicas_differ": "a cluster of NATS servers",
-	"node_not_ready":         "it lasts for a moment",
+	"node_not_ready":         "lasts for a moment",
 	"node_warning":           "a port that other hosts can reach",
 	"partitions_unserved":    "nodes take over at once",
 	"node_versions":          "two releases",
-	"zone_shared":            "it lasts for a moment",
+	"zone_shared":            "lasts for a moment",
 	"replicas_unequal":       "a bug",
-	"replicas_apart":         "it lasts for a moment",
+	"replicas_apart":         "lasts for a moment",
 	"workers_missing":        "nodes take over at once",
-	"lease_expired":          "it lasts until the rank is cleared",
-	"engine_silent":          "an engine that keeps a connection and says nothing",
-	"shim_waiting":           "a log that takes nothing",
+	"lease_expired":          "lasts until the rank is cleared",
+	"engine_silent":          "a silent engine with an open connection",
+	"shim_waiting":           "a refusing log",
 	"store_busy":             "thousands of queries at once",
 	"store_events":           "a store's own events",
 }
 
-// staged are the faults that processes were brought to, over all tests of this file.
+// staged are the faults that processes have caused, over all tests of this file.
 type staged struct {
 	mu          sync.Mutex
 	all, mended map[doctor.Fault]bool
 }
 
-// symptom is a finding that is waited for.
+// symptom is an expected finding.
 type symptom struct {
-	id     doctor.Fault // of the finding, or of what it leads to
+	id     doctor.Fault // of the finding, or of a consequence
 	where  string       // is in the finding's place
-	remedy string       // is in its remedy
+	remedy string       // part of the remedy
 }
 
-// await examines until all symptoms are found, each with evidence. The exit status is that of the worst.
+// await runs the doctor until all symptoms are found, with evidence. The exit status is that of the worst finding.
 func (s *staged) await(t *testing.T, want []symptom, before func(), args ...string) {
 	t.Helper()
 	var all []doctor.Finding
@@ -101,9 +101,8 @@ func (s *staged) provoked(list ...symptom) {
 	}
 }
 
-// TestDoctorFindsFaults brings NATS servers, nodes, shims and engines into all states that the doctor knows, but for
-// those that are listed above with why they are not. Then it does what the advice of each finding says, and the finding
-// disappears.
+// TestDoctorFindsFaults brings NATS servers, nodes, shims and engines into all states of the doctor, except for the
+// states above. Then the test follows the advice of every finding, and the finding disappears.
 func TestDoctorFindsFaults(t *testing.T) {
 	t.Parallel()
 	s := &staged{all: map[doctor.Fault]bool{}, mended: map[doctor.Fault]bool{}}
@@ -126,13 +125,13 @@ func TestDoctorFindsFaults(t *testing.T) {
 			t.Errorf("%s: provoked %v, excused %q", id, s.all[id], why)
 		}
 		if s.all[id] != s.mended[id] {
-			t.Errorf("%s: provoked %v, its advice carried out %v", id, s.all[id], s.mended[id])
+			t.Errorf("%s: caused %v, advice followed %v", id, s.all[id], s.mended[id])
 		}
 	}
 }
 
-// doctorsSources has an engine store copies that are no whole blocks, and another engine speak at the same shim. The
-// masters of two stores are silent, and not reached.
+// doctorsSources has an engine with copies of partial blocks, and another engine at the same shim. The masters of two
+// stores are silent or unreachable.
 func doctorsSources(t *testing.T, s *staged) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	silent, absent := startMaster(t), startMaster(t)
@@ -181,7 +180,7 @@ func doctorsSources(t *testing.T, s *staged) {
 	}})
 }
 
-// doctorsClaims has the shim of a worker take a lease with a model that its key does not permit.
+// doctorsClaims makes a shim write a lease with a forbidden model.
 func doctorsClaims(t *testing.T, s *staged) {
 	m := startMatrix(t, "standalone", nil)
 	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{"nats://" + m.addr},
@@ -261,7 +260,7 @@ func doctorsNATS(t *testing.T, s *staged) {
 		WaitFor(`max|limit|storage|resources`)
 	s.await(t, []symptom{{"namespace_streams", "default", "max_streams: 12"}}, nil, user...)
 	s.mend(t, user, remedy{[]doctor.Fault{"namespace_streams", "node_none"}, "default", func() {
-		small.start(limits(13, 50<<30)) // the account has the stream that filled it too
+		small.start(limits(13, 50<<30)) // the account also has the stream that filled the storage
 		harness.Start(t, "indexer", append([]string{"serve", "--http-listen", "", "--partitions", "8"}, user...)...).
 			WaitFor(`msg=ready`)
 	}})

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// doctorsFleet is of shims beside engines that are not as they should be.
+// doctorsFleet has shims beside faulty engines.
 func doctorsFleet(t *testing.T, s *staged) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
@@ -30,14 +30,14 @@ func doctorsFleet(t *testing.T, s *staged) {
 		harness.ServePrompt(t, e, harness.Tokens(1000*next, 4*harness.BlockSize))
 	}
 	shims := map[string]*harness.Process{}
-	beside := func(e *enginesim.Engine, name string, more ...string) { // in place of the shim that it has
+	beside := func(e *enginesim.Engine, name string, more ...string) { // replaces the engine's shim
 		t.Helper()
 		if shims[name] != nil {
 			shims[name].Kill()
 		}
 		shims[name] = harness.StartSimShim(t, e, x.NATS, name, more...)
 	}
-	held := func(name string, e *enginesim.Engine) { // a prompt of the engine's is known
+	held := func(name string, e *enginesim.Engine) { // waits for a prompt of the engine in the index
 		t.Helper()
 		serve(e)
 		x.WaitDepth(t, "m", harness.Tokens(1000*next, 4*harness.BlockSize), name, 4)
@@ -56,7 +56,7 @@ func doctorsFleet(t *testing.T, s *staged) {
 		t.Fatal(err)
 	}
 	t.Cleanup(late.Stop)
-	serve(late) // more than it keeps for a replay
+	serve(late) // more than the replay buffer
 	serve(late)
 	beside(late, "late")
 	dead := harness.StartSimEngine(t)
@@ -113,7 +113,7 @@ func doctorsFleet(t *testing.T, s *staged) {
 		{"shim_stopped", "stopped/0", "again"},
 		{"lease_none", "unleased/0", "forget unleased"}, {"block_sizes", "model m", "--block-size"},
 		{"worker_expired", "killed/0", "workers remove killed"},
-	}, func() { // engines go on, so that shims find out
+	}, func() { // engines continue, so that shims detect the fault
 		serve(deaf)
 		serve(dead)
 		serve(narrow)
@@ -135,11 +135,11 @@ func doctorsFleet(t *testing.T, s *staged) {
 	s.mend(t, args,
 		remedy{[]doctor.Fault{"shim_no_replay", "joined_late", "node_problem"}, "noreplay/0", func() {
 			deaf.Stop()
-			beside(harness.StartSimEngine(t), "noreplay") // which has a replay endpoint
+			beside(harness.StartSimEngine(t), "noreplay") // the engine has a replay endpoint
 		}},
 		remedy{[]doctor.Fault{"joined_late"}, "late/0", func() {
 			late.Stop()
-			beside(harness.StartSimEngine(t), "late") // which keeps more, and has said nothing yet
+			beside(harness.StartSimEngine(t), "late") // the engine keeps more messages, and has published nothing yet
 		}},
 		remedy{[]doctor.Fault{"replay_dead"}, "dead/0", func() { beside(dead, "dead") }},
 		remedy{[]doctor.Fault{"engine_unusable", "events_skipped", "worker_incomplete"}, "wide/0", func() {
@@ -163,12 +163,12 @@ func doctorsFleet(t *testing.T, s *staged) {
 		remedy{[]doctor.Fault{"shim_stopped"}, "stopped/0", func() { beside(lives, "stopped") }},
 		remedy{[]doctor.Fault{"lease_none"}, "forgotten/0", func() { run("forget", "forgotten") }},
 		remedy{[]doctor.Fault{"lease_none"}, "unleased/0", func() { beside(harness.StartSimEngine(t), "unleased") }},
-		remedy{[]doctor.Fault{"block_sizes"}, "model m", func() {}}, // the shim above has the size of the others
+		remedy{[]doctor.Fault{"block_sizes"}, "model m", func() {}}, // the shim above has the size of the other shims
 		remedy{[]doctor.Fault{"worker_expired"}, "killed/0", func() { run("workers", "remove", "killed") }},
 	)
 }
 
-// doctorsTokenizers has a node that asks for tokens where nobody makes them.
+// doctorsTokenizers has a node with an unreachable tokenizer.
 func doctorsTokenizers(t *testing.T, s *staged) {
 	file := filepath.Join(t.TempDir(), "tokenizers.yaml")
 	write := func(url string) {
@@ -194,7 +194,7 @@ func doctorsTokenizers(t *testing.T, s *staged) {
 	}})
 }
 
-// doctorsStores is of workers that share stores.
+// doctorsStores has workers with shared stores.
 func doctorsStores(t *testing.T, s *staged) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	nobody := loopback.Reserve(t)
@@ -223,7 +223,7 @@ func doctorsStores(t *testing.T, s *staged) {
 	shim("unseeded", "unseeded", `"engine_version":"0.9.2",`)
 	shim("alone", "alone", `"engine_version":"0.32.0","hash_seed":"0",`)
 	args := []string{"--nats", x.NATS}
-	ask := func() { // the store is asked for the rest
+	ask := func() { // looks up the rest in the store
 		x.Query(t, "--model", "alone", "--tokens", harness.CommaList(harness.Tokens(1, 8*harness.BlockSize)))
 	}
 	s.await(t, []symptom{
@@ -243,7 +243,7 @@ func doctorsStores(t *testing.T, s *staged) {
 				t.Fatal(err)
 			}
 			t.Cleanup(master.Stop)
-			harness.Eventually(t, "the store is asked again", func() (bool, string) {
+			harness.Eventually(t, "the store gets another request", func() (bool, string) {
 				ask()
 				l3 := harness.Status(t, x.NATS).L3
 				return len(l3) > 0 && l3[0].Down == "", fmt.Sprint(l3)
@@ -251,7 +251,7 @@ func doctorsStores(t *testing.T, s *staged) {
 		}})
 }
 
-// doctorsEngines is of what engines say over HTTP.
+// doctorsEngines is about the engines' HTTP APIs.
 func doctorsEngines(t *testing.T, s *staged) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	start := func(name, endpoint string) *enginesim.Engine {

@@ -13,15 +13,15 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/doctor"
 )
 
-// remedy is what the advice of findings tells a person to do.
+// remedy is the advice of findings, as an action of the test.
 type remedy struct {
 	ids   []doctor.Fault
 	where string // is in the place of the findings
 	do    func()
 }
 
-// mend does what the advice of findings says, and waits until the doctor finds none of them any more: neither by itself
-// nor among what another finding leads to. args are the doctor's flags, as the advice has them.
+// mend follows the advice of findings, and waits until the doctor no longer lists them, neither separately nor as a
+// consequence. args are the doctor's flags in the advice.
 func (s *staged) mend(t *testing.T, args []string, remedies ...remedy) {
 	t.Helper()
 	for _, m := range remedies {
@@ -57,7 +57,7 @@ type confNATS struct {
 	addr, file string
 }
 
-// start starts the server with a configuration, or starts it again with another.
+// start starts the server with a configuration, or restarts the server with another configuration.
 func (c *confNATS) start(config string) {
 	c.t.Helper()
 	if c.file == "" {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// admin asks JetStream's API what no program of ours does.
+// admin sends requests to JetStream's API that no program of kvatlas sends.
 type admin struct {
 	*testing.T
 	conn *jetstream.Conn
@@ -92,7 +92,7 @@ func doctorsStreams(t *testing.T, s *staged) {
 			harness.StartSimShim(t, harness.StartSimEngine(t), nats, "w").WaitFor("msg=registered")
 		}})
 
-	// A host whose clock is a minute behind.
+	// A host has a clock a minute behind.
 	ctx, cancel := context.WithTimeout(context.Background(), 2*harness.Patience)
 	defer cancel()
 	options := jetstream.ConnOptions{URLs: []string{"nats://" + nats}, Core: true}
@@ -101,7 +101,8 @@ func doctorsStreams(t *testing.T, s *staged) {
 			Now:     func() time.Time { return time.Now().Add(offset) },
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) { return jetstream.Connect(ctx, options) }})
 	}
-	harness.Eventually(t, "all clocks are found ahead", func() (bool, string) { // once nodes know each other
+	// after the nodes have each other's records
+	harness.Eventually(t, "all clocks are found ahead", func() (bool, string) {
 		r := clocks(-time.Minute)
 		for _, of := range []string{"NATS server ", "node node-a", "node node-b"} {
 			if f := found(*r, doctor.Error, "clocks", of); f == nil || f.ID != "clock_offset" ||
@@ -112,7 +113,7 @@ func doctorsStreams(t *testing.T, s *staged) {
 		return true, ""
 	})
 	s.provoked(symptom{id: "clock_offset"})
-	s.mend(t, args, remedy{[]doctor.Fault{"clock_offset"}, "", func() {}}) // with this host's clock, which is right
+	s.mend(t, args, remedy{[]doctor.Fault{"clock_offset"}, "", func() {}}) // the clock of this host is right
 
 	nodes["node-b"].Kill()
 	s.await(t, []symptom{{"node_silent", "node-b", "indexer serve --nats " + nats + " --node-id node-b"}}, nil, args...)

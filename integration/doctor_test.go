@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// examine runs indexer doctor, and returns how it ended and what it found.
+// examine runs indexer doctor, and returns the exit status and the report.
 func examine(t *testing.T, args ...string) (harness.Result, doctor.Report) {
 	t.Helper()
 	r := harness.Run(t, "indexer", append([]string{"doctor", "--json", "--timeout", "1m"}, args...)...)
@@ -29,7 +29,7 @@ func examine(t *testing.T, args ...string) (harness.Result, doctor.Report) {
 	return r, report
 }
 
-// found is what of a report has a text in any of its words.
+// found returns the finding of a report that contains a text.
 func found(r doctor.Report, severity doctor.Severity, check, what string) *doctor.Finding {
 	for _, c := range r.Checks {
 		for _, f := range c.Findings {
@@ -41,7 +41,7 @@ func found(r doctor.Report, severity doctor.Severity, check, what string) *docto
 	return nil
 }
 
-// TestDoctorOfAHealthyDeployment finds nothing in what is well: not one warning.
+// TestDoctorOfAHealthyDeployment checks that the doctor has no finding and no warning for a healthy deployment.
 func TestDoctorOfAHealthyDeployment(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -60,7 +60,7 @@ func TestDoctorOfAHealthyDeployment(t *testing.T) {
 	}
 }
 
-// TestDoctorWithoutNATS finds that nobody answers, and what else it cannot look at then.
+// TestDoctorWithoutNATS checks the findings without NATS, and the list of unchecked parts.
 func TestDoctorWithoutNATS(t *testing.T) {
 	t.Parallel()
 	nobody := loopback.Reserve(t)
@@ -90,7 +90,7 @@ func natsWith(t *testing.T, config string) string {
 	return addr
 }
 
-// TestDoctorMayNotAsk does not take for a fault what it may not ask: it says that it is not checked.
+// TestDoctorMayNotAsk checks that a missing permission is reported as not checked, not as a fault.
 func TestDoctorMayNotAsk(t *testing.T) {
 	t.Parallel()
 	at := natsWith(t, fmt.Sprintf("jetstream { store_dir: %q }\n", t.TempDir())+`
@@ -99,7 +99,7 @@ func TestDoctorMayNotAsk(t *testing.T) {
 	x := harness.Start(t, "indexer", "serve", "--nats", at, "--nats-user", "node", "--nats-password", "b",
 		"--http-listen", "", "--partitions", "2", "--log-bytes", "10000000")
 	x.WaitFor(`msg=ready`)
-	harness.Eventually(t, "what may not be asked is not checked", func() (bool, string) {
+	harness.Eventually(t, "forbidden parts are not checked", func() (bool, string) {
 		r, report := examine(t, "--nats", at, "--nats-user", "reader", "--nats-password", "b")
 		because := map[string]string{}
 		for _, c := range report.Checks {

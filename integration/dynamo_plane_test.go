@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestDynamoPlane asks over NATS as Dynamo's frontend asks its router: what is booked on one node is marked on another,
-// and the loads follow.
+// TestDynamoPlane sends requests over NATS as Dynamo's frontend does to its router. A booking on a node is marked on
+// another node, and the loads follow.
 func TestDynamoPlane(t *testing.T) {
 	t.Parallel()
 	address := harness.StartNATS(t)
@@ -55,7 +55,7 @@ func TestDynamoPlane(t *testing.T) {
 	var chosen struct {
 		Worker json.Number `json:"worker_id"`
 	}
-	harness.Eventually(t, "both nodes know the workers", func() (bool, string) {
+	harness.Eventually(t, "both nodes have the workers", func() (bool, string) {
 		text := ""
 		for range 20 {
 			if text = ask("generate", "", `{"tokens":TOKENS}`); json.Unmarshal([]byte(text), &chosen) != nil ||
@@ -88,7 +88,7 @@ func TestDynamoPlane(t *testing.T) {
 		}
 		want := `{"method":"potential_loads","loads":[` + first + "," + second +
 			`],"pending_count":0,"pending_isl_tokens":0}`
-		harness.Eventually(t, "both nodes know the loads", func() (bool, string) {
+		harness.Eventually(t, "both nodes have the loads", func() (bool, string) {
 			text := want
 			for i := 0; i < 20 && text == want; i++ {
 				text = ask("generate", "", `{"method":"potential_loads","tokens":TOKENS}`)
@@ -98,7 +98,7 @@ func TestDynamoPlane(t *testing.T) {
 	}
 	loads(2*isl, 2, 1)
 	if text := ask("generate", "r1", `{"method":"new","tokens":TOKENS}`); len(text) == 0 || text[:10] != `{"error":{` {
-		t.Errorf("an id that is taken: %s", text)
+		t.Errorf("a used id: %s", text)
 	}
 	if text := ask("generate", "", `{"method":"mark_prefill","request_id":"r1"}`); text !=
 		`{"method":"prefill_marked","success":true}` {
@@ -109,7 +109,7 @@ func TestDynamoPlane(t *testing.T) {
 		t.Errorf("mark_free: %s", text)
 	}
 	loads(isl, 2, 0)
-	harness.Eventually(t, "all nodes know that it is free", func() (bool, string) {
+	harness.Eventually(t, "the id is free on all nodes", func() (bool, string) {
 		text := ask("generate", "r1", `{"method":"mark_free"}`)
 		return text == `{"method":"free_marked","success":false}`, text
 	})

@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestEmbeddedNodeIsAMember adds a node to an indexer that runs the NATS server in its process: they know each other
-// and share the partitions, a node of the same name is refused, and after a crash the first comes back at once, under
-// its name, without waiting for its own record to grow old.
+// TestEmbeddedNodeIsAMember adds a node to an indexer with an embedded NATS server. The nodes share the partitions, and
+// a node with the same name is refused. After a crash, the first node returns at once under its name, without waiting
+// for the expiry of its own record.
 func TestEmbeddedNodeIsAMember(t *testing.T) {
 	t.Parallel()
 	data, addr, prompt := t.TempDir(), loopback.Reserve(t), filepath.Join(t.TempDir(), "prompt.json")
@@ -31,7 +31,7 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 	shared := func() (bool, string) {
 		c := api.ClusterStatus{}
 		total := 0
-		for _, name := range []string{"a", "b"} { // as each of them sees it
+		for _, name := range []string{"a", "b"} { // in the view of both nodes
 			r := harness.Run(t, "indexer", "status", "--nats", addr, "--node", name, "--json")
 			s := harness.Decode[api.Status](r)
 			if s.Cluster == nil || len(s.Cluster.Nodes) != 2 || len(s.Cluster.Gone) > 0 || len(s.Cluster.Short) > 0 {
@@ -65,14 +65,14 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 	a.Kill()
 	a = serveA()
 	if said := a.Said(); strings.Contains(said, "it is looked whether that lives") {
-		t.Errorf("the node waited for its own record:\n%s", said)
+		t.Errorf("the node waited for the expiry of its own record:\n%s", said)
 	}
 	harness.Eventually(t, "both nodes share the partitions again", shared)
 	harness.Eventually(t, "answers are whole again", whole)
 	a.Stop()
 	serveA()
 	harness.Eventually(t, "answers are whole after an orderly restart", whole)
-	b.Kill() // its record stays, and grows old
+	b.Kill() // the record stays and becomes stale
 	b = harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", "b", "--http-listen", "")
 	b.WaitFor("msg=ready")
 	b.Stop()

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// TestEndpoints asks two nodes, over HTTP and NATS and by the command line, by workers' serving addresses: an answer is
-// limited to them, is had by them, and names those that nobody has.
+// TestEndpoints queries two nodes by workers' serving addresses, over HTTP, NATS and the command line. An answer is
+// limited to the addresses, and names unknown addresses.
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)

@@ -27,8 +27,8 @@ type engineCase struct {
 	WaitS  float64          `json:"wait_s"` // of another player; this one waits for the answers
 }
 
-// TestEngineHTTPCases plays every file of testdata/cases/engine-http: an engine with an HTTP API and real sockets,
-// worker-shim with --engine-http, and an indexer that returns what the case wants.
+// TestEngineHTTPCases plays every file of testdata/cases/engine-http with an HTTP API of an engine, real sockets,
+// worker-shim with --engine-http, and an indexer, which must return the results of the case.
 func TestEngineHTTPCases(t *testing.T) {
 	t.Parallel()
 	playCases(t, "engine-http", func(t *testing.T, x *harness.Indexer, name string, c *engineCase) {
@@ -121,7 +121,7 @@ func (c *engineCase) play(t *testing.T, x *harness.Indexer, name string) {
 	})
 }
 
-// worker is rank 0 of the case's worker, as the indexer lists it.
+// worker returns rank 0 of the case's worker in the indexer's list.
 func (c *engineCase) worker(t *testing.T, x *harness.Indexer, name string) (w api.WorkerInfo) {
 	t.Helper()
 	var list api.WorkerList

@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// firstPrompt is how all prompts of a simulated engine begin that has blocks of 64 tokens: the trace's block 0, eight
-// of the engine's.
+// firstPrompt returns the common prefix of all prompts of a simulated engine with blocks of 64 tokens: the trace's
+// block 0, eight blocks of the engine.
 func firstPrompt() []uint32 {
 	prompt := make([]uint32, 512)
 	for i := range prompt {
@@ -25,7 +25,7 @@ func firstPrompt() []uint32 {
 	return prompt
 }
 
-// simulated runs a simulated engine at fixed endpoints, as a process of its own.
+// simulated runs a simulated engine at fixed endpoints in a separate process.
 func simulated(t *testing.T, endpoint, replay string) *harness.Process {
 	t.Helper()
 	p := harness.Start(t, "worker-shim", "simulate", "--endpoint", endpoint, "--replay", replay, "--rate", "20",
@@ -34,8 +34,8 @@ func simulated(t *testing.T, endpoint, replay string) *harness.Process {
 	return p
 }
 
-// TestEngineIsKilled kills an engine beside a shim that lives: it is credited with nothing, though its lease goes on,
-// until it is back.
+// TestEngineIsKilled kills an engine beside a live shim. The index has no blocks of the engine, although the lease
+// continues, until the engine returns.
 func TestEngineIsKilled(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -51,7 +51,7 @@ func TestEngineIsKilled(t *testing.T) {
 	seen(t, x, "sim", api.EngineGone)
 	if w := harness.WaitLease(t, x, "sim", true); w.Blocks.Device != 0 || w.Lease.State != "held" ||
 		w.EngineWhy != "its ports refuse connections" {
-		t.Errorf("of a worker whose engine is gone the indexer says %+v", w)
+		t.Errorf("the worker of a dead engine is listed as %+v", w)
 	}
 	simulated(t, endpoint, replay)
 	x.WaitDepth(t, "m", firstPrompt(), "sim", 8)
@@ -61,8 +61,8 @@ func TestEngineIsKilled(t *testing.T) {
 	}
 }
 
-// TestRegisteredEngineDies is the same for an engine whose shim an indexer runs: it is cleared when it dies, and known
-// again when it is back.
+// TestRegisteredEngineDies is the same for a shim in an indexer: the engine is cleared at its death, and its blocks are
+// in the index after its return.
 func TestRegisteredEngineDies(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -78,7 +78,7 @@ func TestRegisteredEngineDies(t *testing.T) {
 	engine.Crash()
 	x.WaitFor(`a registered engine is gone.*worker=7/0`)
 	x.WaitDepth(t, "m", prompt, "7", 0)
-	harness.Eventually(t, "the list of workers says so", func() (bool, string) {
+	harness.Eventually(t, "the list of workers has the state", func() (bool, string) {
 		w := harness.WaitLease(t, x, "7", true)
 		return w.Engine == api.EngineGone, fmt.Sprintf("%+v", w)
 	})
@@ -89,8 +89,8 @@ func TestRegisteredEngineDies(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "7", 2)
 }
 
-// TestRegisteredEngineOfAnotherBlockSize registers an engine with a wrong block size, of which all blocks are passed
-// over: its shim, which the indexer runs, says so as a worker-shim does.
+// TestRegisteredEngineOfAnotherBlockSize registers an engine with a wrong block size. All blocks are skipped, and the
+// shim in the indexer reports the fault as a worker-shim does.
 func TestRegisteredEngineOfAnotherBlockSize(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -102,14 +102,14 @@ func TestRegisteredEngineOfAnotherBlockSize(t *testing.T) {
 	}
 	harness.ServePrompt(t, engine, harness.Tokens(1, 4*16))
 	x.WaitFor(`blocks are not of the block_size that was registered.*worker=7/0.*register it with block_size 8`)
-	harness.Eventually(t, "the status says so", func() (bool, string) {
+	harness.Eventually(t, "the status has the problem", func() (bool, string) {
 		problems := strings.Join(harness.Status(t, x.NATS).Problems, "\n")
 		return strings.Contains(problems, "what engines of 1 ranks announce is passed over: 7/0"), problems
 	})
 }
 
-// seen waits until an indexer says everywhere how it stands with a worker's engine: in answers over HTTP and NATS, the
-// list of workers, the table of them, the status, its metrics and /readyz.
+// seen waits until an indexer shows the state of a worker's engine in all places: answers over HTTP and NATS, the list
+// of workers, the table of workers, the status, the metrics and /readyz.
 func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState) {
 	t.Helper()
 	inAnswer := want
@@ -132,7 +132,7 @@ func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState)
 	for over, a := range map[string]api.Answer{"HTTP": overHTTP, "NATS": overNATS} {
 		i := slices.IndexFunc(a.Workers, func(o api.Overlap) bool { return string(o.Instance) == worker })
 		if i < 0 && over == "NATS" && want == api.EngineGone {
-			continue // it holds nothing, and was not asked for who does not
+			continue // the worker holds no block, and the query excludes idle workers
 		}
 		if i < 0 || a.Workers[i].Engine != inAnswer || a.Workers[i].CatchingUp {
 			t.Errorf("over %s the answer has %+v, want an engine that is %q", over, a.Workers, want)
@@ -151,7 +151,7 @@ func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState)
 		t.Fatal(err)
 	}
 	problems := strings.Join(status.Problems, "\n")
-	ill := want == api.EngineSilent // one that is gone may be starting
+	ill := want == api.EngineSilent // a dead engine may be starting
 	if ill != strings.Contains(problems, worker+"/0 (on ") ||
 		(inAnswer != "") != strings.Contains(ready, worker+"/0") || inAnswer != "" &&
 		!strings.Contains(ready, string(want)+": ") {
@@ -163,8 +163,8 @@ func seen(t *testing.T, x *harness.Indexer, worker string, want api.EngineState)
 	}
 }
 
-// TestShimIsCatchingUp has a shim whose engine's replay socket takes the question and is in no hurry to answer: until
-// it has, answers, the list of workers and /readyz say that the shim is catching up.
+// TestShimIsCatchingUp runs a shim with a slow replay socket. Until the reply, answers, the list of workers and /readyz
+// show that the shim is catching up.
 func TestShimIsCatchingUp(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -204,7 +204,7 @@ func TestShimIsCatchingUp(t *testing.T) {
 	is(x, false)
 	x.WaitDepth(t, "m", harness.Tokens(1, 4*16), "w", 4)
 
-	// An indexer that comes back does not know how a shim stands of which it has not heard since.
+	// A restarted indexer does not have the state of a shim without a report since.
 	shim.Cmd.Process.Signal(syscall.SIGSTOP)
 	x.Kill()
 	x = harness.StartIndexer(t, x.Data, x.NATS)
@@ -213,8 +213,9 @@ func TestShimIsCatchingUp(t *testing.T) {
 	is(x, false)
 }
 
-// TestEngineHangs stops an engine's process. That proves nothing: it is said, with advice, and its blocks stay, unless
-// --engine-gone-after has passed; and when it goes on all of it is known again, since it is the same life.
+// TestEngineHangs pauses an engine's process. A pause is no proof of an end: the shim reports the silence with advice,
+// and the blocks stay until --engine-gone-after. After the pause, all blocks are in the index again, because the life
+// is the same.
 func TestEngineHangs(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")

@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// TestEngineHashes asks two nodes, each of which keeps a part, by what engines call a prompt's blocks: two engines hash
-// alike, a third has a seed of its own.
+// TestEngineHashes queries two nodes with a part of the partitions each by engine hashes of a prompt's blocks. Two
+// engines have equal hashes, and a third engine has another seed.
 func TestEngineHashes(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -72,7 +72,7 @@ func TestEngineHashes(t *testing.T) {
 				return err == nil && a.Complete && reflect.DeepEqual(a.Workers, c.want) && a.Reason == c.reason &&
 					a.Blocks == len(c.hashes), fmt.Sprintf("%+v %v", a, err)
 			})
-			// as a language says them that rounds great numbers
+			// in the form of a language that rounds large numbers
 			body := fmt.Sprintf(`{"model":"m","engine_hashes":["%s"]}`, strings.Trim(strings.ReplaceAll(fmt.Sprint(c.hashes),
 				" ", `","`), "[]"))
 			if len(c.hashes) == 0 {

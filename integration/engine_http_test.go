@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// engineAPI is an engine's HTTP side: what it answers on which path. None: it is loading. internal/ingest/enginehttp
-// has what the engines' own code answers.
+// engineAPI is the HTTP API of an engine: replies by path. No replies means that the engine is loading.
+// internal/ingest/enginehttp has the replies of the engines' own code.
 type engineAPI struct {
 	*httptest.Server
 	mu      sync.Mutex
@@ -49,14 +49,14 @@ func (a *engineAPI) says(answers map[string]string) {
 	a.answers = answers
 }
 
-// adds answers one more path.
+// adds adds a path.
 func (a *engineAPI) adds(path, answer string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.answers[path] = answer
 }
 
-// vllm answers as vLLM 0.32 does, of engines that are its ranks.
+// vllm replies as vLLM 0.32 does. The engines are the ranks.
 func (a *engineAPI) vllm(model string, blockSize int, ranks ...*enginesim.Engine) {
 	var sources []string
 	for i, e := range ranks {
@@ -87,9 +87,9 @@ func startRank(t *testing.T, rank events.Rank, blockSize int) *enginesim.Engine 
 	return e
 }
 
-// TestShimLearnsFromTheEngine gives a shim nothing but the address of an engine's API: it waits for the engine, learns
-// model, block size, endpoints and ranks, and calls the worker by its address. An engine that comes back with other
-// settings, and elsewhere, is found.
+// TestShimLearnsFromTheEngine runs a shim with only the address of an engine's API. The shim waits for the engine,
+// reads model, block size, endpoints and ranks, and uses the address as the worker's name. It follows an engine that
+// returns with other settings at another place.
 func TestShimLearnsFromTheEngine(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -125,7 +125,7 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 		strings.Trim(fmt.Sprint(harness.Tokens(1, 4*16)), "[]")}
 	if r := harness.Run(t, "indexer", append(ask, "--rank", worker+"/1")...); r.Code != 0 ||
 		!strings.Contains(r.Stdout, `"device": 2`) || strings.Contains(r.Stdout, `"device": 4`) {
-		t.Errorf("of its rank 1: %d, %s%s", r.Code, r.Stdout, r.Stderr)
+		t.Errorf("rank 1: %d, %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	for flag, want := range map[string]string{"w": "is not WORKER/RANK", "w/x": `the rank is "x"`} {
 		if r := harness.Run(t, "indexer", append(ask, "--rank", flag)...); r.Code != 2 ||
@@ -141,7 +141,7 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 		return err == nil && len(all) == 2 && all[1].Record != nil && all[1].Record.Endpoint == serving,
 			fmt.Sprintf("%+v, %v", all, err)
 	})
-	harness.Eventually(t, "the worker's record has its room", func() (bool, string) {
+	harness.Eventually(t, "the worker's record has the capacity", func() (bool, string) {
 		var list api.WorkerList
 		err := harness.HTTPDo(x.HTTP, "GET", "/v1/workers", nil, &list)
 		all := list.Workers
@@ -158,7 +158,7 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 	holds("qwen", map[events.Rank]uint32{0: 2})
 }
 
-// TestShimLearnsFromSGLang is the same for SGLang, whose ranks count up from one port, with a model that is given.
+// TestShimLearnsFromSGLang is the same for SGLang with a given model. The ranks have consecutive ports.
 func TestShimLearnsFromSGLang(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -173,8 +173,8 @@ func TestShimLearnsFromSGLang(t *testing.T) {
 	x.WaitDepth(t, "mine", harness.Tokens(1, 4*16), "w", 4)
 }
 
-// TestShimCannotLearn: what an engine does not say is named, with the flag that says it; and an older vLLM with that
-// flag is enough.
+// TestShimCannotLearn checks that the error names the missing setting with the flag, and that an older vLLM works with
+// the flag.
 func TestShimCannotLearn(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -200,7 +200,7 @@ func TestShimCannotLearn(t *testing.T) {
 		front.says(c.answers)
 		if r := harness.Run(t, "worker-shim", append(args, c.args...)...); r.Code != c.code ||
 			!strings.Contains(r.Stderr, c.said) {
-			t.Errorf("with %v it ended with %d, and said %q; want %d and %q", c.args, r.Code, r.Stderr, c.code, c.said)
+			t.Errorf("with %v the shim ended with %d and %q; want %d and %q", c.args, r.Code, r.Stderr, c.code, c.said)
 		}
 	}
 	old["/metrics"] = "vllm:cache_config_info{block_size=\"16\"} 1.0\n"
@@ -211,8 +211,8 @@ func TestShimCannotLearn(t *testing.T) {
 	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
 }
 
-// TestShimOfUnnamedAdapters: SGLang 0.5.22 serves adapters and publishes in its default format. An adapter's blocks
-// look like the base model's there, so none of them is found. In the format dynamo each is found under its own name.
+// TestShimOfUnnamedAdapters runs SGLang 0.5.22 with adapters and the default format. An adapter's blocks look like
+// blocks of the base model, so the index has none of them. In the format dynamo, every block has the adapter's name.
 func TestShimOfUnnamedAdapters(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -248,7 +248,7 @@ func TestShimOfUnnamedAdapters(t *testing.T) {
 			}
 			return e
 		}
-		// The second event shows that the first one was applied.
+		// The second event shows that the first event was applied.
 		engine.publish(t, []any{stored([]int64{-11, 12}, base, nil), stored([]int64{-13, 14}, adapter, "sql")})
 		harness.Eventually(t, "the named blocks are found", func() (bool, string) {
 			n, text := depth(format, adapter, "sql")

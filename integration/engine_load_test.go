@@ -16,9 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestEngineLoad reports to one node that an engine is full: no node chooses it any more, and one that starts later
-// knows it too. What Dynamo's workers publish, of each release, counts the same, and so does what is published on a
-// worker's own subject, where nothing is heard of another. Costs stay as they are.
+// TestEngineLoad reports a full engine to a node: no node chooses the engine, including a later node. Reports of
+// Dynamo's workers, of every release, count the same, and so do reports on a worker's own subject, which accepts no
+// report of another worker. Costs do not change.
 func TestEngineLoad(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -40,7 +40,7 @@ func TestEngineLoad(t *testing.T) {
 	}
 	node, one := launch("n1")
 	_, two := launch("n2")
-	for _, worker := range []events.WorkerID{"7", "8"} { // 8 does not say how much it has room for
+	for _, worker := range []events.WorkerID{"7", "8"} { // worker 8 does not report its capacity
 		r := &api.WorkerRegistration{Instance: worker, Model: "m", BlockSize: harness.BlockSize,
 			WorkerSpec: api.WorkerSpec{Events: api.EventsNone}}
 		if worker == "7" {
@@ -53,10 +53,10 @@ func TestEngineLoad(t *testing.T) {
 	number := func(v uint64) *uint64 { return &v }
 	request := &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, harness.BlockSize),
 		Explain: true}, Policy: "dynamo"}
-	// dropped waits until a node drops these workers, and says so; again is called meanwhile.
+	// dropped waits until a node excludes the given workers, with the reason. again is called meanwhile.
 	dropped := func(who string, c *client.Client, again func(), want ...string) {
 		t.Helper()
-		harness.Eventually(t, who+" drops who is full", func() (bool, string) {
+		harness.Eventually(t, who+" excludes full workers", func() (bool, string) {
 			again()
 			s, err := c.Select(ctx, request)
 			var got []string
@@ -66,7 +66,7 @@ func TestEngineLoad(t *testing.T) {
 					got = append(got, string(d.Worker)+" "+d.Reason)
 				}
 				for _, c := range s.Explanation.Candidates {
-					if c.Cost != 2 { // prefill and decode of one block
+					if c.Cost != 2 { // prefill and decode of a block
 						got = append(got, fmt.Sprintf("the cost is %v", c.Cost))
 					}
 				}
@@ -91,7 +91,7 @@ func TestEngineLoad(t *testing.T) {
 		dropped(fmt.Sprint("node ", i), c, full, seven)
 	}
 	_, three := launch("n3")
-	dropped("a node that has just started", three, full, seven)
+	dropped("a new node", three, full, seven)
 	known, err := three.EngineLoads(ctx)
 	if err != nil || len(known.Loads) != 1 || known.Loads[0].Worker != "7" || *known.Loads[0].UsedBlocks != 95 {
 		t.Errorf("%+v, %v", known, err)
@@ -102,7 +102,7 @@ func TestEngineLoad(t *testing.T) {
 	dropped("a node", one, report(two, api.EngineLoad{Worker: "7", UsedBlocks: number(90)},
 		api.EngineLoad{Worker: "8", UsedBlocks: number(45)}))
 
-	// Published, on the subject of the worker that it is about.
+	// Publish on the subject of the worker.
 	conn := connectNATS(t, "nats://"+nats)
 	publish := func(subject string, data []byte) func() {
 		return func() {
@@ -114,10 +114,10 @@ func TestEngineLoad(t *testing.T) {
 	dropped("a node", two, publish("kv.v1.default.engine.7", []byte(`{"loads":[{"worker":"7","kv_active_blocks":95,
 		"request_active_slots":3,"gpu_cache_usage_perc":0.95}]}`)), seven)
 	publish("kv.v1.default.engine.8", []byte(`{"loads":[{"worker":"7","kv_used_blocks":0}]}`))()
-	node.WaitFor("of another worker than its subject")
+	node.WaitFor("the report names another worker than the subject")
 	dropped("a node", two, func() {}, seven)
 
-	// As Dynamo publishes it, through the shim of its fleet.
+	// Publish as Dynamo does, through the shim of the fleet.
 	shim := harness.Start(t, "worker-shim", "run", "--source", "dynamo-nats", "--engine", dynamoSubject, "--model", "m",
 		"--block-size", "16", "--nats", nats)
 	active, _ := msgpack.Marshal(map[string]any{"worker_id": 7, "dp_rank": 0, "active_decode_blocks": nil,
@@ -141,8 +141,8 @@ func onEventPlane(topic string, payload []byte) []byte {
 	return envelope
 }
 
-// TestRequestsOfDynamosRouters has a Dynamo router publish requests that it sends to one of two workers. Both nodes
-// choose the other one until these requests have ended, and a request that was booked here too counts once.
+// TestRequestsOfDynamosRouters publishes requests of a Dynamo router to a worker. Both nodes choose the other worker
+// until the requests end, and a request that is also booked on a node counts once.
 func TestRequestsOfDynamosRouters(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -189,8 +189,8 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 				"expected_prefill_duration": nil}}}
 	}
 	sequences := component + ".endpoint.generate.active_sequences_events"
-	// loads waits until both nodes have these loads of worker 7. It calls again until then: NATS keeps no message for a
-	// late subscriber.
+	// loads waits until both nodes have the given loads of worker 7. It calls again until then, because NATS keeps no
+	// message for a late subscriber.
 	loads := func(when, want string, again func()) {
 		t.Helper()
 		harness.Eventually(t, when, func() (bool, string) {
@@ -229,7 +229,7 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 	loads("an old release publishes prefill apart", "7: 70 tokens, 3 blocks, 3 requests", none)
 	publish(sequences, event("old", 7, "Free"))
 	publish(sequences, event("r1", 7, "Free"))
-	publish(sequences, event("r2", 8, "Free")) // of another worker: not this request
+	publish(sequences, event("r2", 8, "Free")) // of another worker: not the same request
 	loads("requests are freed", "7: 0 tokens, 2 blocks, 1 requests", none)
 	if _, err := nodes[0].Book(ctx, &api.BookRequest{Prompt: api.Prompt{Model: "m",
 		Tokens: harness.Tokens(1, 3*harness.BlockSize)}, RequestID: "r2", Worker: "7",
@@ -238,9 +238,9 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 	}
 	publish(sequences, event("r2", 7, add(0, 11, 13)))
 	loads("the request was booked here too", "7: 5 tokens, 3 blocks, 1 requests", none)
-	publish(sequences, event("r2", 7, "Free")) // the router that booked it here frees it here
+	publish(sequences, event("r2", 7, "Free")) // the booking router frees the request
 	publish(sequences, event("r3", 7, add(1)))
-	loads("its end is not that of the booking", "7: 6 tokens, 3 blocks, 2 requests", none)
+	loads("the end does not end the booking", "7: 6 tokens, 3 blocks, 2 requests", none)
 	s, err := nodes[1].Status(ctx)
 	if err != nil || s.RouterRequests == nil || s.RouterRequests.Requests != 1 || s.RouterRequests.Own < 3 ||
 		s.RouterRequests.Freed != 2 {

@@ -13,8 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestRanksOnOtherHosts: an engine on two hosts lists all ranks, and only rank 0 publishes here. The others are remote
-// and may be chosen, until a shim on their host registers them; they are remote again when that has ended.
+// TestRanksOnOtherHosts checks an engine on two hosts that lists all ranks and publishes only rank 0 here. The other
+// ranks are remote and may be chosen, until a shim on their host registers them. After the end of the shim, they are
+// remote again.
 func TestRanksOnOtherHosts(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -71,7 +72,7 @@ func TestRanksOnOtherHosts(t *testing.T) {
 	second.Kill()
 	states(api.EngineConnected, api.EngineRemote)
 
-	// The port of rank 1 on this host accepts connections after all.
+	// The port of rank 1 on this host accepts connections now.
 	late := rank(1)
 	first.WaitFor("a remote rank publishes its events here after all")
 	harness.ServePrompt(t, late, harness.Tokens(3000, 3*16))
@@ -79,8 +80,8 @@ func TestRanksOnOtherHosts(t *testing.T) {
 	x.WaitDepth(t, "llama", harness.Tokens(3000, 3*16), "w", 3)
 }
 
-// TestEngineSleepsAndWakes: a sleeping engine holds nothing and may not be chosen; what it stores after it has woken up
-// counts, also behind the clear that it announces only then.
+// TestEngineSleepsAndWakes checks that a sleeping engine has no blocks and may not be chosen. Stored blocks after the
+// wake-up count, also after the clear that the engine announces late.
 func TestEngineSleepsAndWakes(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -114,7 +115,7 @@ func TestEngineSleepsAndWakes(t *testing.T) {
 		x.WaitDepth(t, "llama", prompt, "w", 0)
 		chosen(false)
 		shim.WaitFor("the engine sleeps")
-		if round == 1 { // a shim that starts meanwhile reads what the engine announced before it fell asleep
+		if round == 1 { // a shim that starts now reads the events from before the sleep
 			shim.Kill()
 			shim = harness.Start(t, "worker-shim", args...)
 			shim.WaitFor("the engine sleeps")

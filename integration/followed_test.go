@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// followed is a simulated engine that serves prompts at random, and what is true of it.
+// followed is a simulated engine with random prompts and the true state.
 type followed struct {
 	*enginesim.Engine
 	rng    *rand.Rand
@@ -48,7 +48,7 @@ func followEngine(t *testing.T, cfg enginesim.Config) *followed {
 	return f
 }
 
-// prompt is one of a few families that share their beginnings.
+// prompt returns a prompt from a few families with common prefixes.
 func (f *followed) prompt() []uint32 {
 	family, length := f.rng.IntN(12), 1+f.rng.IntN(80)
 	p := harness.Tokens(family*100_000, length*harness.BlockSize)
@@ -65,7 +65,7 @@ func (f *followed) serve(t *testing.T, n int) {
 	}
 }
 
-// judge compares answers on prompts at random with the truth; atMost allows them to know less.
+// judge compares answers for random prompts with the truth. With atMost, the index may have less.
 func (f *followed) judge(addr, worker string, atMost bool) error {
 	rng := rand.New(rand.NewPCG(3, 4))
 	g := &followed{rng: rng, hasher: f.hasher}
@@ -85,7 +85,7 @@ func (f *followed) judge(addr, worker string, atMost bool) error {
 			}
 		}
 		if got != want[0] && !(atMost && got < want[0]) || !a.Complete {
-			return fmt.Errorf("%d blocks are held and the index says %d: %+v", want[0], got, a)
+			return fmt.Errorf("the engine holds %d blocks and the index has %d: %+v", want[0], got, a)
 		}
 	}
 	return nil
@@ -93,7 +93,7 @@ func (f *followed) judge(addr, worker string, atMost bool) error {
 
 func (f *followed) await(t *testing.T, addr string) {
 	t.Helper()
-	harness.Eventually(t, "the index says what the engine holds", func() (bool, string) {
+	harness.Eventually(t, "the index has the engine's blocks", func() (bool, string) {
 		err := f.judge(addr, "w1", false)
 		return err == nil, fmt.Sprint(err)
 	})

@@ -17,8 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// TestFunnel has three nodes, and loses tokens in each of the ways that the funnel names. Each request goes to the next
-// node, so what one of them remembers the others must ask for.
+// TestFunnel runs three nodes, and loses tokens for every cause of the funnel. Every request goes to the next node, so
+// nodes must query each other's records.
 func TestFunnel(t *testing.T) {
 	t.Parallel()
 	const size = harness.BlockSize
@@ -56,14 +56,15 @@ func TestFunnel(t *testing.T) {
 
 	turn := 0
 	next := func() *client.Client { turn++; return asks[turn%len(asks)] }
-	funnel := func(model string) *api.Funnel { // which waits until all that was asked before is recorded
+	funnel := func(model string) *api.Funnel { // waits until all earlier requests are recorded
 		f, err := next().Funnel(ctx, &api.FunnelRequest{Model: model, Since: "30m"})
 		if err != nil || len(f.Missing) > 0 || len(f.Nodes) != len(nodes) {
 			t.Fatalf("%+v, %v", f, err)
 		}
 		return f
 	}
-	// holds waits until a worker holds that many blocks of a prompt by all nodes. Explanations are not recorded.
+	// holds waits until a worker holds the given number of a prompt's blocks on all nodes. Queries with explain are not
+	// recorded.
 	holds := func(model string, p api.Tokens, worker events.WorkerID, blocks uint32) {
 		t.Helper()
 		for i, c := range asks {
@@ -155,7 +156,7 @@ func TestFunnel(t *testing.T) {
 	lose("m", [5]int{64}, lost{api.CauseNew: 64})
 	for _, other := range []client.Query{{CacheSalt: "b"}, {LoRA: "l"}, {LoRA: "l", CacheSalt: "c"}} {
 		other.Model, other.Tokens = "m", salted
-		find(other) // another tenant's, of whom it is not told
+		find(other) // of another tenant, without a report
 		lose("m", [5]int{64}, lost{api.CauseNew: 64})
 	}
 	for _, same := range []client.Query{{LoRA: "k"}, {LoRA: "l", CacheSalt: "a"}, {LoRA: "k", CacheSalt: "c"}} {
@@ -172,7 +173,7 @@ func TestFunnel(t *testing.T) {
 	longer := append(one[:160:160], prompt(3, 2, 0)...)
 	selects("a3", longer, "w1")
 	lose("m", [5]int{192, 160, 160, 160}, lost{api.CauseNew: 32, api.CauseNotReported: 160})
-	for i, c := range asks { // whoever is asked, all nodes' requests are listed
+	for i, c := range asks { // every node lists the requests of all nodes
 		list, err := c.Recorded(ctx, &api.RecordedRequest{Model: "m", Limit: 2})
 		if err != nil || len(list.Requests) != 2 || !list.More || list.Missing != nil || list.Requests[1].RequestID != "a2" {
 			t.Fatalf("node %d lists %+v, %v", i, list, err)
@@ -196,11 +197,11 @@ func TestFunnel(t *testing.T) {
 		}
 		a, err := c.Find(ctx, &client.Query{Model: "m", BlockSize: size, Hashes: hashes, Explain: true})
 		if err != nil || a.Blocks != 12 || a.Workers[0].Instance != "w1" || a.Workers[0].Device != 10 {
-			t.Errorf("asked by its hashes: %+v, %v", a, err)
+			t.Errorf("query by hashes: %+v, %v", a, err)
 		}
 		_, err = c.Recorded(ctx, &api.RecordedRequest{Model: "m", ID: "1-n0"})
 		if client.CodeOf(err) != api.CodeUnknownRequest {
-			t.Errorf("one that is not kept: %v", err)
+			t.Errorf("a request that is no longer kept: %v", err)
 		}
 	}
 	report("a3", 128)
@@ -260,8 +261,8 @@ func TestFunnel(t *testing.T) {
 		t.Fatal(err)
 	}
 	lose("m", [5]int{320}, lost{api.CauseNew: 320})
-	for i, c := range asks { // w2 has as much to do as it is told on every node
-		harness.Eventually(t, fmt.Sprintf("node %d knows what w2 has to do", i), func() (bool, string) {
+	for i, c := range asks { // all nodes have the same load of w2
+		harness.Eventually(t, fmt.Sprintf("node %d has the load of w2", i), func() (bool, string) {
 			list, err := c.Loads(ctx, "m")
 			return err == nil && len(list.Models) == 1 && list.Models[0].Requests == 1, fmt.Sprintf("%+v %v", list, err)
 		})
@@ -291,7 +292,7 @@ func TestFunnel(t *testing.T) {
 	selects("", shared[:96])
 	lose("m", [5]int{96, 96, 96}, lost{api.CauseNotEligible: 96})
 
-	// Another model, whose events come as if from shims: in tiers and block sizes that the simulated engines have not.
+	// Another model with events as from shims: with tiers and block sizes that the simulated engines do not have.
 	hasher, err := events.NewHasher(32, events.Space{})
 	if err != nil {
 		t.Fatal(err)
@@ -313,14 +314,14 @@ func TestFunnel(t *testing.T) {
 	harness.PublishAs(t, ctx, ns, "x3", stored(size, events.Device, hasher.Hash(nil, low)))
 	holds("x", low, "x3", 8)
 	for i, c := range asks {
-		harness.Eventually(t, fmt.Sprintf("node %d knows both block sizes", i), func() (bool, string) {
+		harness.Eventually(t, fmt.Sprintf("node %d has both block sizes", i), func() (bool, string) {
 			a, err := c.Find(ctx, &client.Query{Model: "x", BlockSize: 32, Tokens: wide, Explain: true})
 			return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 3, fmt.Sprintf("%+v %v", a, err)
 		})
 	}
 	find(client.Query{Model: "x", BlockSize: size, Tokens: wide})
 	lose("x", [5]int{96}, lost{api.CauseOtherBlockSize: 96})
-	// A registration decides for one of the block sizes.
+	// A registration selects a block size.
 	if status, text, err := harness.Request(nodes[1].HTTP, "POST", "/v1/workers", fmt.Sprintf(
 		`{"instance":"x2","model":"x","block_size":%d,"events":"none"}`, size)); err != nil || status != 200 {
 		t.Fatal(status, text, err)
@@ -366,7 +367,7 @@ func TestFunnel(t *testing.T) {
 	report("d2", 0)
 	lose("x", [5]int{128, 128, 128, 64}, lost{api.CauseWorkerGone: 64, api.CauseLowerTier: 64})
 
-	// What people and programs get.
+	// The output for people and programs.
 	for model := range want {
 		f := funnel(model)
 		asked := steps[model][0]
@@ -400,7 +401,7 @@ func TestFunnel(t *testing.T) {
 	for path, says := range map[string]string{
 		"/v1/funnel?model=m&since=10m": `"step":"reused"`, "/v1/funnel?model=nobody": "unknown_model",
 		"/v1/funnel": "missing_model", "/v1/funnel?model=m&since=2h": "no more than 1h0m0s is kept",
-		"/v1/funnel?modell=m": "takes the parameters model and since",
+		"/v1/funnel?modell=m": "accepts the parameters model and since once",
 	} {
 		if _, text, err := harness.Request(nodes[0].HTTP, http.MethodGet, path, ""); err != nil ||
 			!strings.Contains(text, says) {

@@ -38,8 +38,8 @@ func add(t *testing.T, in any, path []string, value any) any {
 	return nil
 }
 
-// TestGatewayPatches applies the patches of deploy/kubernetes/gateway to the indexers. indexer serve has each flag, and
-// each file of a flag is in a volume that is mounted.
+// TestGatewayPatches applies the patches of deploy/kubernetes/gateway to the indexers. indexer serve has every flag,
+// and every file of a flag is in a mounted volume.
 func TestGatewayPatches(t *testing.T) {
 	t.Parallel()
 	help := harness.Run(t, "indexer", "serve", "--help").Stdout

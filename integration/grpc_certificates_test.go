@@ -19,8 +19,8 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// TestGatewayCertificates: over gRPC with --grpc-client-ca, a certificate of a gateway that the authority has signed
-// takes the place of a token. Neither a certificate of another authority nor one of a server does.
+// TestGatewayCertificates checks gRPC with --grpc-client-ca: a gateway's certificate signed by the authority replaces a
+// token. A certificate of another authority does not, and a server's certificate does not.
 func TestGatewayCertificates(t *testing.T) {
 	t.Parallel()
 	ca, other := harness.NewAuthority(t), harness.NewAuthority(t)
@@ -71,7 +71,7 @@ func TestGatewayCertificates(t *testing.T) {
 	}
 }
 
-// process opens a stream of a gateway and ends it. The error is nil if the indexer has answered.
+// process opens a stream of a gateway and ends the stream. The error is nil if the indexer has replied.
 func process(t *testing.T, addr, ca, cert, key string, withToken bool, token string) error {
 	t.Helper()
 	config := &tls.Config{RootCAs: x509.NewCertPool()}
@@ -81,7 +81,7 @@ func process(t *testing.T, addr, ca, cert, key string, withToken bool, token str
 		if err != nil {
 			t.Fatal(err)
 		}
-		// whatever the server asks for
+		// for any request of the server
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(credentials.NewTLS(config)))
@@ -108,7 +108,8 @@ func process(t *testing.T, addr, ca, cert, key string, withToken bool, token str
 	return err
 }
 
-// TestClientCAFlags: a file without authorities, and a port without TLS, are refused with the flag that is missing.
+// TestClientCAFlags checks that a file without authorities, and a port without TLS, are refused with the name of the
+// flag.
 func TestClientCAFlags(t *testing.T) {
 	t.Parallel()
 	ca := harness.NewAuthority(t)

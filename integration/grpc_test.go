@@ -24,7 +24,7 @@ func dialGRPC(t *testing.T, x *harness.Indexer) *grpc.ClientConn {
 	return conn
 }
 
-// TestGRPC: the port says over gRPC that the node is ready, and the node's status counts what it was asked.
+// TestGRPC checks the health service over gRPC, and the counts of the calls in the node's status.
 func TestGRPC(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--grpc-listen", "127.0.0.1:0")

@@ -13,9 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// TestGuesses has two nodes and three workers without events. What is sent to a worker through one node, both take it
-// to hold, before and after the request has ended; so do nodes that start later; a worker that is
-// removed takes its guesses along.
+// TestGuesses runs two nodes and three workers without events. Both nodes guess the blocks of requests that were routed
+// through a node, before and after the end of the request. So do later nodes. The removal of a worker removes the
+// guesses.
 func TestGuesses(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -46,25 +46,25 @@ func TestGuesses(t *testing.T) {
 			RequestID: id, Book: id != ""}
 	}
 	for _, c := range []*client.Client{one, two} {
-		harness.Eventually(t, "three workers are known", func() (bool, string) {
+		harness.Eventually(t, "three workers are registered", func() (bool, string) {
 			s, err := c.Select(ctx, request("", 10))
 			return err == nil && s.Candidates == 3 && s.Guessed == 0, fmt.Sprintf("%+v %v", s, err)
 		})
 	}
 	a, err := two.Find(ctx, &client.Query{Model: "m", Tokens: prompt})
 	if err != nil || len(a.Workers) != 0 || a.Reason != api.ReasonNotCached {
-		t.Errorf("of workers without events nothing is known: %+v, %v", a, err)
+		t.Errorf("workers without events have no blocks: %+v, %v", a, err)
 	}
 	s, err := one.Select(ctx, request("r1", 8))
 	if err != nil || !s.Booked {
 		t.Fatal(s, err)
 	}
-	harness.Eventually(t, "the other node knows the request", func() (bool, string) {
-		err := two.PrefillComplete(ctx, "m", "r1") // else others would be cheaper
+	harness.Eventually(t, "the other node has the request", func() (bool, string) {
+		err := two.PrefillComplete(ctx, "m", "r1") // otherwise other workers would be cheaper
 		return err == nil, fmt.Sprint(err)
 	})
 	worker := s.Worker
-	// Whoever asks is told of it; who shares the prompt's start, of that.
+	// A query has the guessed blocks; a query with a common prefix has the guessed prefix.
 	guessed := func(who string, c *client.Client, blocks int, want uint32) {
 		t.Helper()
 		harness.Eventually(t, who+" guesses", func() (bool, string) {
@@ -82,16 +82,16 @@ func TestGuesses(t *testing.T) {
 	guessed("n2", two, 10, 8)
 	guessed("n2", two, 5, 5)
 	_, three := start("n3")
-	guessed("a node that starts", three, 10, 8)
+	guessed("a new node", three, 10, 8)
 	if err := two.Free(ctx, "m", "r1"); err != nil {
 		t.Fatal(err)
 	}
 	guessed("n1, after the end", one, 10, 8)
 	guessed("n2, after the end", two, 10, 8)
 	_, four := start("n4")
-	a, err = four.Find(ctx, &client.Query{Model: "m", Tokens: prompt}) // when it is ready it knows
+	a, err = four.Find(ctx, &client.Query{Model: "m", Tokens: prompt}) // a ready node has the requests
 	if err != nil || len(a.Workers) != 1 || a.Workers[0].Instance != worker || a.Workers[0].Guessed != 8 {
-		t.Errorf("a node that starts after the end: %+v, %v; want 8 blocks of %v", a, err, worker)
+		t.Errorf("a new node after the end: %+v, %v; want 8 blocks of %v", a, err, worker)
 	}
 
 	// By hand.
@@ -135,8 +135,8 @@ func TestGuesses(t *testing.T) {
 	comes("the worker is back with nothing", 3)
 }
 
-// TestPredictOnRoute has a worker with events. What is sent to it, it is guessed to hold, until its own events have
-// passed that by, or its engine ends; in an answer as in a choice.
+// TestPredictOnRoute runs a worker with events. The index guesses the blocks of routed requests, until the worker's own
+// events are later or the engine ends, in answers and in choices.
 func TestPredictOnRoute(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--predict-ttl", "1m")
@@ -168,14 +168,14 @@ func TestPredictOnRoute(t *testing.T) {
 		})
 	}
 	send("r1")
-	guessed("it was sent there", 10)
-	// Its first token has come, and its events say nothing of it: it was never computed, or is evicted already.
+	guessed("after the route", 10)
+	// The first token has arrived without events of the blocks: they were not computed, or are evicted already.
 	if err := c.PrefillComplete(ctx, "m", "r1"); err != nil {
 		t.Fatal(err)
 	}
-	guessed("its events have passed it by", 0)
+	guessed("after later events", 0)
 	send("r2")
-	guessed("it was sent there again", 10)
+	guessed("after another route", 10)
 	engine.Stop()
 	guessed("the engine has ended", 0)
 	var status api.Status
@@ -185,8 +185,8 @@ func TestPredictOnRoute(t *testing.T) {
 	}
 }
 
-// TestGuessAsTheEngineEvicts has a worker without events and with room for 16 blocks: of what was sent there the
-// oldest is guessed to be evicted, its end first.
+// TestGuessAsTheEngineEvicts runs a worker without events and with room for 16 blocks. The index guesses that the
+// oldest blocks are evicted, from the end of a prompt.
 func TestGuessAsTheEngineEvicts(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--guess-policy", "lru", "--guess-ttl", "1s")
@@ -221,7 +221,7 @@ func TestGuessAsTheEngineEvicts(t *testing.T) {
 	}
 }
 
-// TestGuessFlags are refused where they make no sense.
+// TestGuessFlags checks that meaningless combinations of flags are refused.
 func TestGuessFlags(t *testing.T) {
 	t.Parallel()
 	for _, bad := range [][]string{

@@ -15,16 +15,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// mark is in each hostile name, to see that a command prints one.
+// mark is a part of every hostile name, to check that a command prints the name.
 const mark = "evil"
 
-// hostile is a name that clears the terminal, sets its title, forges a line, turns the text around and hides a part.
+// hostile returns a name that clears the terminal, sets the title, forges a line, reverses the text and hides a part.
 func hostile(of string) string {
 	return mark + of + "\x1b[2J\x1b]0;owned\a\n" + of + "  ready\r\u009b31m\u202e\u2028\u0085\u200b\x7f'; id #"
 }
 
-// TestHostileNames registers workers and models whose names are written for terminals, and runs all commands that print
-// names: no character that a terminal obeys comes out, and no line begins as a name wants it.
+// TestHostileNames registers workers and models with names that attack terminals, and runs all commands that print
+// names. No control character is printed, and no line begins with forged text.
 func TestHostileNames(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -45,7 +45,7 @@ func TestHostileNames(t *testing.T) {
 	harness.PublishAs(t, ctx, ns, worker, &events.Batch{Incarnation: 1, FirstID: 1, Model: model, BlockSize: 16,
 		Events: []events.Event{{Kind: events.Stored, Tier: events.Device, Locals: hasher.Hash(nil, tokens),
 			Blocks: []events.BlockHash{1, 2}}}})
-	harness.Eventually(t, "the worker's blocks are known", func() (bool, string) {
+	harness.Eventually(t, "the worker's blocks are in the index", func() (bool, string) {
 		a, err := c.Find(ctx, &client.Query{Model: model, Tokens: tokens})
 		return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 2, fmt.Sprintf("%+v %v", a, err)
 	})
@@ -85,7 +85,7 @@ func TestHostileNames(t *testing.T) {
 		r := harness.Run(t, "indexer", args...)
 		out := r.Stdout + r.Stderr
 		if words[0] == "dump" {
-			out = r.Stderr // its output is JSON for programs
+			out = r.Stderr // the standard output is JSON for programs
 		}
 		if strings.Contains(out, mark) {
 			named++
@@ -110,7 +110,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// obeyed are characters that a terminal does not just show.
+// obeyed reports whether a terminal interprets the character.
 func obeyed(r rune) bool {
 	return r < ' ' && r != '\n' || r >= 0x7f && r < 0xa0 || r >= 0x200b && r <= 0x200f || r >= 0x2028 && r <= 0x202e ||
 		r >= 0x2060 && r <= 0x206f || r == 0xfeff

@@ -25,7 +25,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// hybridRank is a rank of a hybrid model, and what it holds by the naive twin.
+// hybridRank is a rank of a hybrid model with a naive twin.
 type hybridRank struct {
 	key    events.RankKey
 	groups []events.GroupSpec
@@ -34,7 +34,7 @@ type hybridRank struct {
 }
 
 const (
-	hybridTrunk    = 6  // blocks that all prompts have in common
+	hybridTrunk    = 6  // common blocks of all prompts
 	hybridBlocks   = 12 // blocks of a prompt
 	hybridBranches = 3
 )
@@ -46,7 +46,7 @@ func hybridPrompt(branch int) []uint32 {
 	return tokens
 }
 
-// event is a random change of what the rank holds.
+// event returns a random change of the rank's blocks.
 func (r *hybridRank) event(rng *rand.Rand, locals [][]events.LocalHash) events.Event {
 	e := events.Event{Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(rng.IntN(len(r.groups)))}
 	if rng.IntN(4) == 0 {
@@ -71,9 +71,9 @@ func (r *hybridRank) event(rng *rand.Rand, locals [][]events.LocalHash) events.E
 	return e
 }
 
-// TestHybridModelsOnEveryFace publishes random events of hybrid models with all kinds of groups, in all tiers, with
-// draft models and without. Queries over NATS and HTTP, by tokens and by hashes, those of Dynamo's clients too, are
-// answered with what the engine can reuse by the naive twin; the same after what is held was dumped and loaded again.
+// TestHybridModelsOnEveryFace publishes random events of hybrid models with all kinds of groups, in all tiers, with and
+// without draft models. Queries over NATS and HTTP, by tokens and by hashes, and those of Dynamo's clients, must return
+// the reusable blocks of the naive twin, also after a dump and a load.
 func TestHybridModelsOnEveryFace(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--snapshot-interval", "1h")
@@ -104,7 +104,7 @@ func TestHybridModelsOnEveryFace(t *testing.T) {
 			r := &hybridRank{key: events.RankKey{Instance: events.WorkerID(fmt.Sprint(i)), Rank: events.Rank(rank)},
 				groups: groups, twin: harness.NewTruth()}
 			r.batch = events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: harness.BlockSize}
-			for g, of := range groups { // a main group has all at the start, so that nothing waits for its parent
+			for g, of := range groups { // main groups store all blocks at the start, so that no block waits for a parent
 				for b := 0; of.Kind.Main() && b < hybridBranches; b++ {
 					e := events.Event{Kind: events.Stored, Tier: events.Device, Group: events.GroupIndex(g),
 						Attention: of.Kind, Drops: of.Drops, Locals: locals[b]}
@@ -278,8 +278,8 @@ func TestHybridModelsOnEveryFace(t *testing.T) {
 	check("dumped and loaded")
 }
 
-// TestRegisteredGroups has engines whose events leave a chunk or a draft model open registered over HTTP with
-// kv_groups: answers are exact. Without kv_groups they are a bound, and say so.
+// TestRegisteredGroups registers engines over HTTP with kv_groups, for events without chunk sizes or draft models.
+// Answers are exact. Without kv_groups the answers are marked as a bound.
 func TestRegisteredGroups(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -294,7 +294,7 @@ func TestRegisteredGroups(t *testing.T) {
 		return e
 	}
 	all := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
-	// Of chunks of four blocks the engine has all of the second one up to block 6, and of the third nothing.
+	// With chunks of four blocks, the engine has the second chunk up to block 6, and no block of the third.
 	full, chunks := stored(0, "full_attention", all...), stored(1, "chunked_local_attention", 4, 5, 6)
 	last := stored(1, "chunked_local_attention", 8, 9)
 	for i, c := range []struct {
@@ -334,7 +334,7 @@ func TestRegisteredGroups(t *testing.T) {
 	}
 }
 
-// publisher is an engine's socket for events; a test says what it publishes.
+// publisher is an engine's socket for events from a test.
 type publisher struct {
 	*zmtpserver.Pub
 	t        *testing.T
@@ -365,7 +365,7 @@ func (p *publisher) publish(events ...map[string]any) {
 	p.seq++
 }
 
-// TestExplainNamesTheGroup: what `indexer query --explain` prints names the group that stopped each worker of a hybrid
+// TestExplainNamesTheGroup checks that `indexer query --explain` names the group that limits every worker of a hybrid
 // model.
 func TestExplainNamesTheGroup(t *testing.T) {
 	t.Parallel()
@@ -404,7 +404,7 @@ func TestExplainNamesTheGroup(t *testing.T) {
 		batch := &events.Batch{Incarnation: 1, FirstID: 1, Model: "m", BlockSize: harness.BlockSize, Events: evs}
 		harness.PublishAs(t, ctx, ns, name, batch)
 	}
-	harness.Eventually(t, "all workers are known", func() (bool, string) {
+	harness.Eventually(t, "all workers are registered", func() (bool, string) {
 		list := harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers")
 		return len(list.Workers) == 8, fmt.Sprint(list)
 	})
@@ -417,7 +417,7 @@ func TestExplainNamesTheGroup(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 		lines := strings.SplitAfter(r.Stdout, "\n")
-		for i, l := range lines { // without what is the same everywhere
+		for i, l := range lines { // without the common part
 			l, _, _ = strings.Cut(strings.TrimRight(l, " \n"), "no worker of this model has registered")
 			lines[i] = strings.TrimRight(l, " 0") + "\n"
 		}

@@ -16,9 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// TestStoreEvents goes the whole way of a store's event stream: a master publishes, worker-shim passes it on, the
-// indexer answers from the set even where the master answers no question, and asks the master again where the stream
-// has lost something, begun anew or ended.
+// TestStoreEvents tests the whole path of a store's event stream. A master publishes, worker-shim forwards the events,
+// and the indexer answers from the set without queries to the master. After a gap, a restart or the end of the stream,
+// the indexer queries the master again.
 func TestStoreEvents(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
@@ -73,7 +73,7 @@ func TestStoreEvents(t *testing.T) {
 	}
 
 	master.Put(keys(old).Keys...)
-	until("without a shim the master is asked", old, holds(pages))
+	until("without a shim the master gets queries", old, holds(pages))
 	endpoint, err := master.Publish(ctx, "tcp://"+loopback.Reserve(t))
 	if err != nil {
 		t.Fatal(err)
@@ -86,21 +86,21 @@ func TestStoreEvents(t *testing.T) {
 	}
 	master.Fault(silent)
 	master.Put(keys(prompt).Keys...)
-	until("what is announced is known from the events", prompt, holds(pages))
-	until("what was never there is known from the list", harness.Tokens(20000, harness.BlockSize), holds(0))
-	until("of what was there before the master is asked", old, unanswered)
+	until("announced objects are in the set", prompt, holds(pages))
+	until("missing objects are known from the list", harness.Tokens(20000, harness.BlockSize), holds(0))
+	until("earlier objects need a query to the master", old, unanswered)
 	prompt = harness.Tokens(8000, pages*harness.BlockSize)
 	master.Put(keys(prompt).Keys...)
-	until("so is what comes after the list", prompt, holds(pages))
+	until("objects after the list are in the set", prompt, holds(pages))
 	master.Remove(keys(prompt).Keys[3*keys(prompt).PerPage])
-	until("and what is removed", prompt, holds(pages-1))
+	until("removed objects are not", prompt, holds(pages-1))
 
 	master.Lose(1)
 	master.Put(keys(prompt).Keys[3*keys(prompt).PerPage])
 	shim.WaitFor("events of the store are missing")
-	until("after a gap the master is asked", prompt, unanswered)
+	until("after a gap the master gets queries", prompt, unanswered)
 	master.Fault(nil)
-	until("and says what is so", prompt, holds(pages))
+	until("the master's reply counts", prompt, holds(pages))
 	master.Fault(silent)
 	master.Put("something")
 	until("then the events count again", harness.Tokens(30000, harness.BlockSize), holds(0))
@@ -117,11 +117,11 @@ func TestStoreEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	master.Put("something")
-	until("a master that began anew has nothing", prompt, holds(0))
-	until("nor what was there long ago", old, holds(0))
+	until("a restarted master is empty", prompt, holds(0))
+	until("earlier objects are gone", old, holds(0))
 
 	shim.Kill()
-	until("without a shim the master is asked again", prompt, unanswered)
+	until("without a shim the master gets queries again", prompt, unanswered)
 	harness.Start(t, "worker-shim", args...)
 	if err := master.WaitSubscribers(ctx, 1); err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestStoreEvents(t *testing.T) {
 	} {
 		if r := harness.Run(t, "worker-shim", append([]string{"run", "--source", "mooncake"},
 			strings.Fields(c.args)...)...); r.Code != 2 || !strings.Contains(r.Stderr, c.says) {
-			t.Errorf("%s ended with %d and said %s", c.args, r.Code, r.Stderr)
+			t.Errorf("%s ended with %d and %s", c.args, r.Code, r.Stderr)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// storeOf is a simulated master and an indexer that has its address from flags.
+// storeOf is a simulated master, with an indexer that has the address in its flags.
 type storeOf struct {
 	*harness.Indexer
 	t      *testing.T
@@ -55,7 +55,7 @@ func (s *storeOf) register(name, model, l3 string) (status int, text string) {
 	return status, text
 }
 
-// until asks about a prompt until the answer is as wanted.
+// until queries a prompt until the answer satisfies good.
 func (s *storeOf) until(model string, prompt []uint32, what string, good func(*api.Answer) bool) *api.Answer {
 	s.t.Helper()
 	var a api.Answer
@@ -74,8 +74,9 @@ const dynamoPublishes = `{"backend":"mooncake","page_size":16,"tp_size":2,"pp_si
 	"tp_lcm_size":null,"should_split_heads":false,"extra_backend_tag":null,"key_prefix":"org-m","kv_events_endpoint":null,
 	"tenant_id":"default"MORE}`
 
-// TestStoreAsDynamoPublishes: what workers of Dynamo 1.6.1 and 1.7 publish is taken as it is. Objects are found under
-// its key_prefix, at the master of a flag. Unknown fields cost one warning, and a tenant that cannot be asked is named.
+// TestStoreAsDynamoPublishes registers the records of Dynamo 1.6.1 and 1.7 workers unchanged. The index finds objects
+// under the key_prefix, at the master of a flag. Unknown fields cause a single warning, and an unsupported tenant is
+// named.
 func TestStoreAsDynamoPublishes(t *testing.T) {
 	t.Parallel()
 	s := startStoreOf(t)
@@ -105,7 +106,7 @@ func TestStoreAsDynamoPublishes(t *testing.T) {
 		t.Errorf("the warning names %q", said[1])
 	}
 
-	// With the layout, the pages that lack an object end the prefix.
+	// With the layout, a page without all objects ends the prefix.
 	const layout = `,"hicache_object_layout":{"pools":[{"pool":"kv","suffixes":["__k"],"hit_policy":"all_pages"},
 		{"pool":"indexer","suffixes":["__indexer"],"hit_policy":"all_pages"}],"key_prefix":"org-m","pp_size":1}`
 	if status, text := s.register("hybrid", "dsa", config(layout)); status != 201 {
@@ -183,8 +184,8 @@ func TestStoreLearnedOfTheEngine(t *testing.T) {
 	}
 }
 
-// TestStoreGroupsFromEvents: a configuration of vLLM's store without groups is registered with those that the engine
-// announces.
+// TestStoreGroupsFromEvents checks that a configuration of vLLM's store without groups is registered with the groups in
+// the engine's events.
 func TestStoreGroupsFromEvents(t *testing.T) {
 	t.Parallel()
 	s := startStoreOf(t)
@@ -203,7 +204,7 @@ func TestStoreGroupsFromEvents(t *testing.T) {
 	shim.WaitFor("the shared store is registered when the engine has announced")
 	harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
 	shim.WaitFor(`registered with the groups that the engine announced.* groups=1`)
-	s.until("m", prompt, "the store is asked as the events say", func(a *api.Answer) bool {
+	s.until("m", prompt, "the store gets queries by the events", func(a *api.Answer) bool {
 		return a.L3.Status == api.L3OK && len(a.Workers) == 1 && a.Workers[0].Total() == 2 && a.Workers[0].L3 == 7
 	})
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestRegisteredStore: what workers register with their leases, through their shims and over HTTP, is how the store is
-// asked, and each worker is credited by what it registered itself. Registrations that contradict each other, or the
-// index, are named in the answer until they are gone, and an indexer's own file stands over them.
+// TestRegisteredStore checks registrations of a store with leases, through shims and over HTTP. They determine the
+// queries to the store, and every worker is credited by its own registration. Answers name registrations that
+// contradict each other or the index, until the registrations are gone. An indexer's own file has priority.
 func TestRegisteredStore(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -65,13 +65,13 @@ func TestRegisteredStore(t *testing.T) {
 		return strings.Join(list, ", ")
 	}
 	const all = "w1 2+10 not_in_store, small 2+5 capacity, none 2+0 no_store"
-	until("all three are credited with what they registered",
+	until("all three are credited by their registrations",
 		func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
 	if l := harness.WaitLease(t, x, "w1", true).Lease; l.L3 != plain.String() {
-		t.Errorf("the list of workers says %q of the store", l.L3)
+		t.Errorf("the list of workers has the store state %q", l.L3)
 	}
 
-	// A fourth, registered over HTTP, contradicts the others.
+	// A fourth registration over HTTP contradicts the other registrations.
 	e := harness.StartSimEngine(t)
 	body := func(c hicache.Config) string {
 		text, err := json.Marshal(c)
@@ -84,12 +84,12 @@ func TestRegisteredStore(t *testing.T) {
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
 		body(of(func(c *hicache.SGLang) { c.TPSize = 0 }))); err != nil || status != 400 ||
 		!strings.Contains(text, "tp_size") {
-		t.Errorf("a registration that makes no sense: %d %s %v", status, text, err)
+		t.Errorf("an invalid registration: %d %s %v", status, text, err)
 	}
 	groups := strings.Replace(body(plain), "{", `{"kv_groups":"full,swa",`, 1)
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register", groups); err != nil || status != 400 ||
 		!strings.Contains(text, "swa:1024") {
-		t.Errorf("groups that make no sense: %d %s %v", status, text, err)
+		t.Errorf("invalid groups: %d %s %v", status, text, err)
 	}
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register",
 		body(of(func(c *hicache.SGLang) { c.TPSize = 4 }))); err != nil || status != 201 {
@@ -106,7 +106,7 @@ func TestRegisteredStore(t *testing.T) {
 	}
 	until("it has gone", func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
 
-	// A worker whose pages are not the index's blocks, until its lease has expired.
+	// A worker with other pages than the index's blocks, until the lease has expired.
 	e = harness.StartSimEngine(t)
 	shim := harness.StartSimShim(t, e, x.NATS, "wide", "--lease", "2s", "--l3-config",
 		harness.WriteWorkerStore(t, of(func(c *hicache.SGLang) { c.PageSize = 64 })))
@@ -116,9 +116,9 @@ func TestRegisteredStore(t *testing.T) {
 		t.Errorf("the mismatch: %+v", a.L3)
 	}
 	shim.Kill()
-	until("its lease has expired", func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
+	until("the lease has expired", func(a *api.Answer) bool { return a.L3.Status == api.L3OK && credit(a) == all })
 
-	// The indexer's own word stands over what is registered; without a store for the model nobody is credited.
+	// The indexer's own file has priority over registrations; without a store for the model no worker is credited.
 	second := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0",
 		"--node-id", "second",
 		"--l3-config", harness.WriteStores(t,

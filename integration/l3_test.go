@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestSharedFolderInAnswers goes the whole way with the folder of SGLang's file backend: what lies there beyond a
-// worker's own prefix is in the answer, by the engine's rules, and what stands in the way is named.
+// TestSharedFolderInAnswers tests the whole path with the folder of SGLang's file backend. An answer has the stored
+// blocks after a worker's own prefix, by the engine's rules, and names the obstacles.
 func TestSharedFolderInAnswers(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -45,7 +45,7 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	put(0, 3)
 	put(6, 12)
 	put(13, 20)
-	// one rank's share of a page
+	// a rank's part of a page
 	if err := os.Remove(filepath.Join(folder, keys.Keys[14*keys.PerPage+1]+".bin")); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestSharedFolderInAnswers(t *testing.T) {
 			t.Fatal(failure)
 		}
 	}
-	// What the store was asked while the workers were waited for is remembered for a moment.
+	// Replies of the store from the time of the wait are cached for a moment.
 	for first := true; first || fmt.Sprint(a.L3.Ranges) != "[[0 3] [6 12] [13 14] [15 20]]"; first = false {
 		ask("--tokens", harness.CommaList(prompt), "--l3", "all")
 		if a.L3.Status != api.L3OK {
@@ -73,11 +73,11 @@ func TestSharedFolderInAnswers(t *testing.T) {
 		ask("--tokens", harness.CommaList(prompt), "--l3", "all")
 	}
 	if len(a.Workers) != 2 || a.Workers[0].Instance != "w1" || a.Workers[1].L3 != 12 || a.L3.FromStart != 12 {
-		t.Fatalf("a worker that holds nothing loads from the start: %+v", a)
+		t.Fatalf("an empty worker loads from the start: %+v", a)
 	}
 	if ask("--tokens", harness.CommaList(prompt)); len(a.Workers) != 2 || a.Workers[0].L3 != 6 || a.Workers[1].L3 != 12 ||
 		a.L3.Status != api.L3OK || a.L3.FromStart != 12 {
-		t.Fatalf("what decides what is loaded: %+v", a)
+		t.Fatalf("the rules for loading: %+v", a)
 	}
 	ask("--tokens", harness.CommaList(prompt), "--l3", "beyond", "--worker", "w1")
 	if len(a.Workers) != 1 || a.Workers[0].L3 != 6 || a.L3.Ranges[0][0] != 6 {

@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestLameDuck: a NATS server that is told to stop by `indexer lameduck` serves indexers that stop at the same time
-// until they have disconnected, and then ends by lame duck mode.
+// TestLameDuck checks that a NATS server stopped by `indexer lameduck` serves indexers that stop at the same time until
+// they have disconnected, and then ends by lame duck mode.
 func TestLameDuck(t *testing.T) {
 	t.Parallel()
 	nats, monitor := loopback.Reserve(t), loopback.Reserve(t)
@@ -26,10 +26,10 @@ func TestLameDuck(t *testing.T) {
 	pid := strconv.Itoa(server.Cmd.Process.Pid)
 	if r := harness.Run(t, "indexer", "lameduck", "--pid", "999999999", "--wait", "1ms", "--monitor",
 		"http://"+monitor); r.Code != 1 {
-		t.Errorf("a process that is not there: %+v", r)
+		t.Errorf("a missing process: %+v", r)
 	}
 	hook := harness.Start(t, "indexer", "lameduck", "--pid", pid, "--wait", "4m", "--monitor", "http://"+monitor)
-	harness.Eventually(t, "the hook asks the server for its connections", func() (bool, string) {
+	harness.Eventually(t, "the hook lists the server's connections", func() (bool, string) {
 		var is struct {
 			Asked map[string]int `json:"http_req_stats"`
 		}
@@ -51,8 +51,8 @@ func TestLameDuck(t *testing.T) {
 	<-server.Done
 }
 
-// TestLameDuckOfCluster: the hook of a NATS server waits for an indexer that is connected to another server. Two of
-// three servers that stop at once would leave that indexer without a quorum to hand over to.
+// TestLameDuckOfCluster checks that the hook of a NATS server waits for an indexer on another server. Two stopped
+// servers of three would leave the indexer without a quorum for the handover.
 func TestLameDuckOfCluster(t *testing.T) {
 	t.Parallel()
 	const servers = 2
@@ -78,7 +78,7 @@ func TestLameDuckOfCluster(t *testing.T) {
 	monitor := host + monitorPort
 	hook := harness.Start(t, "indexer", "lameduck", "--pid", strconv.Itoa(processes[0].Cmd.Process.Pid), "--wait", "4m",
 		"--monitor", "http://"+monitor)
-	harness.Eventually(t, "the hook asks the server for its connections", func() (bool, string) {
+	harness.Eventually(t, "the hook lists the server's connections", func() (bool, string) {
 		select {
 		case <-hook.Done:
 			t.Fatal("the hook does not wait for the indexer of the other server")

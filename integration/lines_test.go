@@ -26,7 +26,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// routerLine is a router event that stores blocks of a prompt, which follow each other.
+// routerLine is a router event that stores consecutive blocks of a prompt.
 func routerLine(t testing.TB, instance string, rank events.Rank, id events.EventID, prompt []uint32, from int) []byte {
 	t.Helper()
 	h, err := events.NewHasher(harness.BlockSize, events.Space{})
@@ -41,8 +41,8 @@ func routerLine(t testing.TB, instance string, rank events.Rank, id events.Event
 	return events.AppendRouterEvent(nil, events.RankKey{Instance: events.WorkerID(instance), Rank: rank}, id, &e)
 }
 
-// TestLines has an engine of no known kind tell what it holds in lines, on a Unix socket: two workers on one
-// connection, bad names and lines between, a restarted shim that goes on, a gap that clears, and a beginning anew.
+// TestLines reads an engine of an unknown kind as lines on a Unix socket: two workers on a connection, bad names and
+// lines in between, a restarted shim that continues, a gap that clears, and a restart of the numbers.
 func TestLines(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -86,9 +86,9 @@ func TestLines(t *testing.T) {
 	harness.WaitLease(t, x, "b", true)
 	if r := harness.Run(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m",
 		"--block-size", "16", "--nats", x.NATS); r.Code != 1 || !strings.Contains(r.Stderr, "address already in use") {
-		t.Errorf("a second one on the same socket ended with %d and said %q", r.Code, r.Stderr)
+		t.Errorf("a second shim on the same socket ended with %d and %q", r.Code, r.Stderr)
 	}
-	p.Kill() // and leaves its socket behind
+	p.Kill() // leaves the socket behind
 	if _, err := os.Stat(socket); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestLines(t *testing.T) {
 	say(c, one(4, 5, 4))
 	x.WaitDepth(t, "m", prompt, "a", 5)
 	if strings.Contains(p.Said(), "new incarnation") {
-		t.Fatalf("did not go on where it was:\n%s", p.Said())
+		t.Fatalf("the shim did not continue:\n%s", p.Said())
 	}
 	say(c, one(9, 6, 5)) // 5 to 8 are missing
 	x.WaitDepth(t, "m", prompt, "a", 0)
@@ -105,8 +105,8 @@ func TestLines(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "b", 1)
 }
 
-// TestLinesOfOneWorker has a worker tell of itself without its name, one event a line and several, until it shuts down;
-// the same lines are loaded as another worker's.
+// TestLinesOfOneWorker reads a worker's lines without a name, with an event or several on a line, until the shutdown.
+// The same lines are loaded as another worker.
 func TestLinesOfOneWorker(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -157,7 +157,7 @@ func TestLinesOfOneWorker(t *testing.T) {
 	}
 }
 
-// dynamoEnvelope is router events in the MessagePack envelope in which Dynamo's workers publish them.
+// dynamoEnvelope returns router events in the MessagePack envelope of Dynamo's workers.
 func dynamoEnvelope(t testing.TB, worker uint64, prompt []uint32) []byte {
 	t.Helper()
 	h, err := events.NewHasher(harness.BlockSize, events.Space{})
@@ -185,7 +185,7 @@ func dynamoEnvelope(t testing.TB, worker uint64, prompt []uint32) []byte {
 
 const dynamoSubject = "namespace.dynamo.component.backend.kv-events"
 
-// publishUntil publishes on Dynamo's subject, again and again, until a shim has said something: heard twice it is a
+// publishUntil publishes on Dynamo's subject repeatedly until a shim has logged a text. A repeated event is a
 // duplicate.
 func publishUntil(t testing.TB, conn *nats.Conn, data []byte, p *harness.Process, said string) {
 	t.Helper()
@@ -216,7 +216,7 @@ func connectNATS(t testing.TB, url string, options ...nats.Option) *nats.Conn {
 	return conn
 }
 
-// TestDynamoOverNATS has Dynamo's form of events published over NATS: as MessagePack in its envelope, and as JSON.
+// TestDynamoOverNATS publishes Dynamo's form of events over NATS: as MessagePack in the envelope, and as JSON.
 func TestDynamoOverNATS(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -249,8 +249,8 @@ func newUserKey(t *testing.T) (seed []byte, public string) {
 	return seed, public
 }
 
-// TestDynamosOwnServer hears a Dynamo fleet on a NATS server of its own, which has no JetStream and wants TLS and to
-// know who comes: by password, and by nkey.
+// TestDynamosOwnServer reads a Dynamo fleet on a separate NATS server without JetStream, with TLS and authentication by
+// password and by nkey.
 func TestDynamosOwnServer(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -286,11 +286,11 @@ func TestDynamosOwnServer(t *testing.T) {
 	if r := harness.Run(t, "worker-shim", append(shim, "--engine-nats-user", "dynamo", "--engine-nats-password",
 		"wrong")...); r.Code != 1 || !strings.Contains(r.Stderr, "--engine-nats: ") ||
 		!strings.Contains(r.Stderr, "uthorization") {
-		t.Errorf("a wrong password: ended with %d and said %q", r.Code, r.Stderr)
+		t.Errorf("a wrong password: ended with %d and %q", r.Code, r.Stderr)
 	}
 }
 
-// writeCertificate writes a certificate for loopback, which vouches for itself, and its key.
+// writeCertificate writes a self-signed certificate for loopback with its key.
 func writeCertificate(t testing.TB, dir string) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -12,9 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestMembership runs three indexers on one NATS server, which they wait for: they share the partitions; a second one
-// under a name that lives is refused; one that is told to end hands over first; and all replicas hold the same while
-// events flow.
+// TestMembership runs three indexers on a NATS server that starts later. They share the partitions. A second indexer
+// with a live name is refused. A stopping indexer hands over first. All replicas are equal during events.
 func TestMembership(t *testing.T) {
 	t.Parallel()
 	nats := loopback.Reserve(t)
@@ -37,7 +36,7 @@ func TestMembership(t *testing.T) {
 	harness.Start(t, "worker-shim", "run", "--nats", nats, "--engine", at[1], "--replay", at[2], "--worker", "w1",
 		"--model", "m", "--block-size", "16")
 
-	// settled waits until each partition is ready on so many of so many nodes.
+	// settled waits until every partition is ready on the given number of nodes.
 	settled := func(nodes, copies int) {
 		t.Helper()
 		harness.Eventually(t, fmt.Sprintf("%d nodes have settled", nodes), func() (bool, string) {
@@ -60,19 +59,19 @@ func TestMembership(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "d", "--partitions", "4", "--http-listen",
 		""); r.Code != 1 || !strings.Contains(r.Stderr, "created with 8 partitions and 4 are asked for") {
-		t.Errorf("with other partitions it ended with %d and %q", r.Code, r.Stderr)
+		t.Errorf("with another number of partitions the indexer ended with %d and %q", r.Code, r.Stderr)
 	}
 	if r := harness.Run(t, "indexer", "cluster", "--nats", nats); r.Code != 0 ||
 		!strings.Contains(r.Stdout, "each partition is to be kept by 2") {
 		t.Errorf("cluster: %d, %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
-	// nodes may stand still, or not come to one place
+	// nodes may be paused, or at different positions
 	harness.Eventually(t, "replicas are compared, and equal", func() (bool, string) {
 		r := harness.Run(t, "indexer", "status", "--verify", "--nats", nats)
 		if strings.Contains(r.Stdout, "DIFFERS") {
 			t.Fatalf("verify: %+v", r)
 		}
-		// more while one is letting go
+		// more during a handover
 		return r.Code == 0 && strings.Count(r.Stdout, " equal") >= 16, r.Stdout + r.Stderr
 	})
 	harness.Eventually(t, "snapshots of all partitions are written", func() (bool, string) {
@@ -83,11 +82,11 @@ func TestMembership(t *testing.T) {
 	})
 	b.Stop()
 	if !strings.Contains(b.Said(), "draining") {
-		t.Errorf("b ended without a word:\n%s", b.Said())
+		t.Errorf("b ended without a log line:\n%s", b.Said())
 	}
 	settled(2, 2)
 	c.Kill()
-	c = serve("c") // it may be told to stop while it looks whether its name is free, which it is if that took long
+	c = serve("c") // the node may stop during the check of its name, and the name is then free
 	c.WaitFor(`it is looked whether that lives|msg=ready`)
 	c.Stop()
 	settled(1, 1)

@@ -21,9 +21,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestMigrationToAccounts moves the users of a running cluster (three NATS servers, three nodes, three shims) from one
-// account, as version 0.4 had them, to accounts of their own. Programs keep running and keep their keys. No query fails
-// and no event is lost.
+// TestMigrationToAccounts moves the users of a running cluster (three NATS servers, three nodes, three shims) from a
+// single account, as in version 0.4, to separate accounts. Programs keep running with their keys. No query fails and no
+// event is lost.
 func TestMigrationToAccounts(t *testing.T) {
 	t.Parallel()
 	keys := t.TempDir()
@@ -134,7 +134,7 @@ func TestMigrationToAccounts(t *testing.T) {
 	if transition.Code != 0 {
 		t.Fatal(transition.Stderr)
 	}
-	// Shims claim their models once the permissions allow it. Nodes require that with the second configuration.
+	// Shims claim their models once the permissions allow claims. Nodes require claims with the second configuration.
 	admin, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: addresses(addrs),
 		NkeyFile: filepath.Join(keys, "a-node.nk"), InboxPrefix: "_INBOX_node"})
 	if err != nil {
@@ -152,7 +152,7 @@ func TestMigrationToAccounts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			harness.Eventually(t, fmt.Sprintf("worker %d has claimed its model", w), func() (bool, string) {
+			harness.Eventually(t, fmt.Sprintf("worker %d has claimed the model", w), func() (bool, string) {
 				_, err := ns.OpenWorkers().Latest(t.Context(), key)
 				return err == nil, fmt.Sprint(err)
 			})
@@ -193,7 +193,7 @@ func TestMigrationToAccounts(t *testing.T) {
 	if after := incarnations(t, as("reader")); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("ranks began anew: %v, then %v", before, after)
 	}
-	// Nodes reach shims in their accounts.
+	// Nodes reach shims in the shims' accounts.
 	r := harness.Run(t, "indexer", append(as("node"), "resync", "--worker", "w1")...)
 	if r.Code != 0 || !strings.Contains(r.Stdout, "w1") {
 		t.Errorf("resync: %+v", r)
@@ -202,7 +202,7 @@ func TestMigrationToAccounts(t *testing.T) {
 	t.Logf("%v queries, %d blocks announced meanwhile", asked, blocks[0].Load()+blocks[1].Load()+blocks[2].Load())
 }
 
-// incarnations are those of all ranks.
+// incarnations returns the incarnations of all ranks.
 func incarnations(t *testing.T, as []string) map[string]uint64 {
 	t.Helper()
 	r := harness.Run(t, "indexer", append(as, "workers", "--json")...)

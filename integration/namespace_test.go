@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestNamespaceDelete: a namespace is deleted whole, and nothing else: not in a dry run, not while an indexer or a shim
-// runs, and not with another namespace whose name begins alike.
+// TestNamespaceDelete checks that exactly the whole namespace is deleted: not in a dry run, not while an indexer or a
+// shim runs, and not with another namespace with the same prefix.
 func TestNamespaceDelete(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -79,8 +79,8 @@ func TestNamespaceDelete(t *testing.T) {
 	}
 }
 
-// TestKeysNeedNoFurtherFlags: a program with a key of a ring needs neither an inbox prefix nor, with the key's settings
-// file, the namespace. If one of them is missing, the error names its flag.
+// TestKeysNeedNoFurtherFlags checks that a program with a key of a ring needs no inbox prefix and, with the key's
+// settings file, no namespace. The error for a missing value names the flag.
 func TestKeysNeedNoFurtherFlags(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"standalone", "jwt"} {

@@ -24,12 +24,11 @@ func checksums(t testing.TB, nats, args string) (list []string) {
 	return list
 }
 
-// TestOperator looks after two workers as an operator would: checksums, snapshots, a dump that is loaded elsewhere, a
-// resync.
+// TestOperator performs an operator's tasks with two workers: checksums, snapshots, a dump and a load, a resync.
 func TestOperator(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
-	const rarely = "1h" // snapshots are written when they are asked for, and at the end
+	const rarely = "1h" // snapshots only on request and at the end
 	x := harness.StartIndexer(t, data, "", "--snapshot-interval", rarely)
 	one, two := harness.StartSimEngine(t), harness.StartSimEngine(t)
 	first := harness.StartSimShim(t, one, x.NATS, "w1")
@@ -55,7 +54,7 @@ func TestOperator(t *testing.T) {
 		t.Fatalf("status --verify: %+v", r)
 	}
 
-	// Snapshots are listed and verified, and tell the truth when one is damaged.
+	// Snapshots are listed and verified, with an error for a damaged snapshot.
 	for range 2 {
 		if r := harness.Run(t, "indexer", "snapshot", "now", "--nats", x.NATS); r.Code != 0 {
 			t.Fatalf("snapshot now: %+v", r)
@@ -76,7 +75,7 @@ func TestOperator(t *testing.T) {
 		t.Errorf("%d generations of %d ranks with %d holdings: %+v", len(list), ranks, holdings, list)
 	}
 
-	// The dump of all, and of one worker.
+	// The dump of all workers, and of a single worker.
 	file := filepath.Join(t.TempDir(), "dump.ndjson")
 	r := harness.Run(t, "indexer", "dump", "--nats", x.NATS)
 	if r.Code != 0 || !regexp.MustCompile(`partition \d: \d+ events of 1 ranks, as of \d+ in its log`).MatchString(
@@ -95,7 +94,7 @@ func TestOperator(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", "dump", "--worker", "nobody", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "nobody") {
-		t.Errorf("dump of nobody: %+v", r)
+		t.Errorf("dump of an unknown worker: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS,
 		file); r.Code != 1 || !strings.Contains(r.Stderr, "line 1: another shim publishes") {
@@ -120,7 +119,7 @@ func TestOperator(t *testing.T) {
 	copied.Stop()
 	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
 		"copy", "/dev/null/x"); r.Code != 2 {
-		t.Errorf("load of what is not there: %+v", r)
+		t.Errorf("load of a missing file: %+v", r)
 	}
 
 	// A resync by hand: the same blocks, in a new incarnation.
@@ -146,7 +145,7 @@ func TestOperator(t *testing.T) {
 	all()
 	if r := harness.Run(t, "indexer", "resync", "--worker", "w9", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "no shim answered") {
-		t.Errorf("resync of nobody: %+v", r)
+		t.Errorf("resync of an unknown worker: %+v", r)
 	}
 
 	// From a snapshot and the log, in another process, the same checksums; a damaged snapshot is found, and passed
@@ -186,8 +185,8 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// TestTwoShimsForOneRank starts a second shim by mistake: it says whose the rank is and ends, and the first goes on.
-// After the first was killed the second may be started.
+// TestTwoShimsForOneRank starts a second shim for a rank: it logs the owner of the rank and ends, and the first shim
+// continues. After a kill of the first shim, a second shim may start.
 func TestTwoShimsForOneRank(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -204,7 +203,7 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	}
 	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 4)
-	// one that is told to wait for the first one's end
+	// a shim that waits for the end of the first
 	third := harness.StartSimShim(t, e, x.NATS, "w1", "--claim-wait", "30m")
 	third.WaitFor("waiting for the shim that has this rank to end")
 	first.Kill()
@@ -212,23 +211,23 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	harness.ServePrompt(t, e, prompt)
 	x.WaitDepth(t, "m", prompt, "w1", 6)
 	if strings.Contains(third.Said(), "new incarnation") {
-		t.Fatalf("the third did not go on where the first was:\n%s", third.Said())
+		t.Fatalf("the third did not continue the first:\n%s", third.Said())
 	}
 }
 
-// TestForget says for a worker that is gone that it holds nothing: not while its shim lives, unless by force; then
-// once. If it comes back it begins anew.
+// TestForget clears a worker that is gone: not while the shim lives, unless forced; then only once. A returning worker
+// begins a new incarnation.
 func TestForget(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	if r := harness.Run(t, "indexer", "status", "--nats", x.NATS); r.Code != 0 ||
 		!strings.Contains(r.Stdout, "since start: nothing\n") {
-		t.Errorf("the status of an indexer that knows nobody: %+v", r)
+		t.Errorf("the status of an indexer without workers: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "dump", "--now", "--nats", x.NATS); r.Code != 0 ||
 		!strings.Contains(r.Stderr, "partition 0: 0 events of 0 ranks, as of 0 in its log") ||
 		strings.Contains(r.Stderr, "no snapshot") {
-		t.Errorf("the dump of an indexer that knows nobody: %+v", r)
+		t.Errorf("the dump of an indexer without workers: %+v", r)
 	}
 	e := harness.StartSimEngine(t)
 	shim := harness.StartSimShim(t, e, x.NATS, "w1")
@@ -237,7 +236,7 @@ func TestForget(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 4)
 	if r := harness.Run(t, "indexer", "forget", "w1", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "a shim serves w1/0: process") || r.Stdout != "" {
-		t.Fatalf("while its shim lives: %+v", r)
+		t.Fatalf("while the shim lives: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "forget", "w9", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "nothing is known of worker w9") {
@@ -245,13 +244,13 @@ func TestForget(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "w1/5") {
-		t.Errorf("of a rank that there is not: %+v", r)
+		t.Errorf("an unknown rank: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "forget", "w1", "--force", "--nats", x.NATS); r.Code != 0 ||
 		!strings.Contains(r.Stdout, "forgotten, at ") {
 		t.Fatalf("by force: %+v", r)
 	}
-	harness.ServePrompt(t, e, prompt[:5*harness.BlockSize]) // the shim that lives says again what the engine holds
+	harness.ServePrompt(t, e, prompt[:5*harness.BlockSize]) // the live shim publishes the engine's blocks again
 	x.WaitDepth(t, "m", prompt, "w1", 5)
 	shim.Kill()
 
@@ -284,8 +283,8 @@ func TestForget(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 6)
 }
 
-// TestNoRoom lets the NATS server's storage fill up: the shim's events wait, which it says at a bounded rate; status
-// and metrics say why; with room again all goes on, with nothing restarted and nothing lost.
+// TestNoRoom fills the NATS server's storage. The shim's events wait, with log lines at a bounded rate, and status and
+// metrics have the reason. With free space the deployment continues without a restart and without a loss.
 func TestNoRoom(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--store-bytes", "16777216", "--log-bytes", "1048576", "--log-age",
@@ -295,7 +294,7 @@ func TestNoRoom(t *testing.T) {
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 2)
-	registered := startRank(t, 0, harness.BlockSize) // its shim runs in the indexer
+	registered := startRank(t, 0, harness.BlockSize) // the shim runs in the indexer
 	if status, text, err := harness.Request(x.HTTP, "POST", "/register", fmt.Sprintf(
 		`{"instance_id":7,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`,
 		registered.Endpoint(), registered.Replay(), harness.BlockSize)); err != nil || status != 201 {
@@ -318,7 +317,7 @@ func TestNoRoom(t *testing.T) {
 		}
 		if c := s.CachedInfo().Config; c.MaxBytes != want || strings.HasPrefix(name, "KV_EVENTS") &&
 			c.MaxAge != 2*time.Hour {
-			t.Errorf("stream %s may have %d bytes and keeps them for %v", name, c.MaxBytes, c.MaxAge)
+			t.Errorf("stream %s has a limit of %d bytes and %v", name, c.MaxBytes, c.MaxAge)
 		}
 	}
 	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "filler",
@@ -350,7 +349,7 @@ func TestNoRoom(t *testing.T) {
 	}
 	waiting := func(want bool) {
 		t.Helper()
-		harness.Eventually(t, fmt.Sprintf("the status has shims that wait for the log: %t", want), func() (bool, string) {
+		harness.Eventually(t, fmt.Sprintf("the status lists waiting shims: %t", want), func() (bool, string) {
 			problems := strings.Join(harness.Status(t, x.NATS).Problems, "\n")
 			return want == (strings.Contains(problems, " shims wait, ") ||
 				strings.Contains(problems, "the log takes nothing from the shims of")), problems
@@ -364,6 +363,6 @@ func TestNoRoom(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 6)
 	waiting(false)
 	if strings.Contains(shim.Said(), "new incarnation") && strings.Count(shim.Said(), "new incarnation") > 1 {
-		t.Errorf("the shim began anew:\n%s", shim.Said())
+		t.Errorf("the shim began a new incarnation:\n%s", shim.Said())
 	}
 }

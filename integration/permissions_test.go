@@ -47,8 +47,8 @@ var (
 	stores   = []string{nodeUser, storeUser}
 )
 
-// matrixRow says which users may use a subject. Of is the function of pkg/jetstream/subjects.go or the constant of
-// pkg/api that the subject belongs to.
+// matrixRow lists the users with access to a subject. of is the subject's function of pkg/jetstream/subjects.go or its
+// constant of pkg/api.
 type matrixRow struct {
 	of        string
 	subject   string
@@ -159,7 +159,7 @@ func matrix(p, q events.Partition) []matrixRow {
 		matrixRow{"all", "$JS.API.>", nodeOnly, nil}, matrixRow{"all", "_INBOX.>", nil, nil})
 }
 
-// onlyShims are the users that may reply within their own account.
+// onlyShims returns the users that may reply within their own account.
 func onlyShims(user string) []string {
 	if slices.Contains(shims, user) {
 		return []string{user}
@@ -167,7 +167,7 @@ func onlyShims(user string) []string {
 	return nil
 }
 
-// operations are the constants of pkg/api that name operations.
+// operations returns the constants of pkg/api that name operations.
 func operations(t *testing.T) map[string]string {
 	t.Helper()
 	ops := map[string]string{}
@@ -203,7 +203,7 @@ func parseDir(t *testing.T, dir string) (files []*ast.File) {
 	return files
 }
 
-// subjectFunctions are the functions of pkg/jetstream that name a subject, a bucket or a key of one.
+// subjectFunctions returns the functions of pkg/jetstream that name a subject, a bucket or a key.
 func subjectFunctions(t *testing.T) (names []string) {
 	t.Helper()
 	for _, f := range parseDir(t, "../pkg/jetstream") {
@@ -232,7 +232,7 @@ func subjectFunctions(t *testing.T) (names []string) {
 	return names
 }
 
-// Functions and constants that name no subject of their own.
+// Functions and constants without a separate subject.
 var noRowOf = []string{"answerPrefix", "validKey", "oddBucket", "OpOther"}
 
 // TestEverySubjectHasARow: a new subject, bucket, key or operation needs a row in the matrix.
@@ -245,13 +245,13 @@ func TestEverySubjectHasARow(t *testing.T) {
 	functions := subjectFunctions(t)
 	for _, name := range functions {
 		if !rows[name] && !slices.Contains(noRowOf, name) {
-			t.Errorf("%s of pkg/jetstream has no row in the matrix of permissions: say who may use its subject", name)
+			t.Errorf("%s of pkg/jetstream has no row in the matrix of permissions: add the users of the subject", name)
 		}
 	}
 	ops := operations(t)
 	for name := range ops {
 		if !rows[name] && !slices.Contains(noRowOf, name) {
-			t.Errorf("%s of pkg/api has no row in the matrix of permissions: say who may ask for it", name)
+			t.Errorf("%s of pkg/api has no row in the matrix of permissions: add the permitted users", name)
 		}
 	}
 	if len(functions) < 20 || len(ops) < 15 {
@@ -259,7 +259,8 @@ func TestEverySubjectHasARow(t *testing.T) {
 	}
 }
 
-// matrixServer is a NATS server with the accounts of a ring and one more user of the nodes' account, who sees all.
+// matrixServer is a NATS server with the accounts of a ring, and another user in the nodes' account with access to all
+// subjects.
 type matrixServer struct {
 	addr string
 	ring *natsauth.Ring
@@ -267,7 +268,7 @@ type matrixServer struct {
 	kind string
 }
 
-// startMatrix runs an indexer of namespace "a" with a NATS server: inside it, or on its own, or on its own with signed
+// startMatrix runs an indexer of namespace "a" with a NATS server: embedded, separate, or separate with signed
 // accounts.
 func startMatrix(t *testing.T, kind string, amend func(config string) string) *matrixServer {
 	t.Helper()
@@ -391,7 +392,7 @@ func (s *matrixServer) watcher(t *testing.T) *nats.Conn {
 	return s.dial(t, nats.UserJWT(func() (string, error) { return text, nil }, user.Sign))
 }
 
-// refused reports whether the server refused what was just sent.
+// refused reports whether the server refused the last message.
 func refused(t *testing.T, nc *nats.Conn, before error, kind, subject string) bool {
 	t.Helper()
 	if err := nc.Flush(); err != nil {
@@ -404,7 +405,7 @@ func refused(t *testing.T, nc *nats.Conn, before error, kind, subject string) bo
 
 var serverKinds = []string{"embedded", "standalone", "jwt"}
 
-// TestPermissionMatrix tries each subject as each user, on each kind of server.
+// TestPermissionMatrix tests every subject with every user, on every kind of server.
 func TestPermissionMatrix(t *testing.T) {
 	t.Parallel()
 	for _, kind := range serverKinds {
@@ -429,10 +430,10 @@ func TestPermissionMatrix(t *testing.T) {
 						if refused(t, nc, before, "Subscription", subject) == may {
 							t.Errorf("%s may subscribe to %s: %v; want %v", user, subject, !may, may)
 						}
-						_ = sub.Unsubscribe() // a refused one cannot be
+						_ = sub.Unsubscribe() // fails after a refusal
 					}
 					if strings.ContainsAny(subject, "*>") || user == nodeUser && strings.HasPrefix(subject, "$JS.API.STREAM.") {
-						continue // a node may do what would end this test
+						continue // nodes have permissions that would end this test
 					}
 					before := nc.LastError()
 					if err := nc.Publish(subject, []byte("{")); err != nil {
@@ -456,8 +457,9 @@ func partitionIn4(t *testing.T, worker events.WorkerID) events.Partition {
 	return p
 }
 
-// targets are subjects of the nodes' account that no request may be answered on. No program uses them here. Most name a
-// victim of the user's own, since the effects of one user's requests may come while the next user is tried.
+// targets returns the subjects of the nodes' account that must never be a reply subject. No program uses the subjects
+// here. Most contain the user's name, because the effects of a user's requests may arrive during the test of the next
+// user.
 func targets(p events.Partition, user string) []string {
 	subjects := []string{
 		fmt.Sprintf("kv.v1.a.ev.%d.VICTIM.0", p), "kv.v1.a.ev.0.=.nobody", "kv.v1.a.nodes.VICTIM", "kv.v1.a.shared.VICTIM",
@@ -475,8 +477,8 @@ func targets(p events.Partition, user string) []string {
 	return subjects
 }
 
-// settle returns when each stream has answered all that was published to it before. A stream answers in order, and it
-// refuses these messages, which expect a sequence that it never reaches.
+// settle returns after every stream has processed all earlier messages. A stream processes messages in order, and it
+// refuses the messages of settle, which expect an unreachable sequence.
 func (s *matrixServer) settle(t *testing.T, node *nats.Conn) {
 	t.Helper()
 	subjects := []string{"$KV.kvatlas_a.model.none", "$KV.kvatlas_a_workers.probe", "$KV.kvatlas_a_snap.p0.none",
@@ -493,8 +495,8 @@ func (s *matrixServer) settle(t *testing.T, node *nats.Conn) {
 	}
 }
 
-// aim sends each request that a user may send with each target as its reply subject, as the destination of a trace, and
-// in the headers that say where a reply goes. It returns the targets on which something arrived in the nodes' account.
+// aim sends all permitted requests of a user with every target as the reply subject, as the destination of a trace, and
+// in the reply headers. It returns the targets with a received message in the nodes' account.
 func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 	t.Helper()
 	p, q := partitionIn4(t, "w1"), partitionIn4(t, "w2")
@@ -513,7 +515,7 @@ func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 	ops := operations(t)
 	nc := s.connect(t, user)
 	aims := targets(p, user)
-	own := map[string]bool{} // targets that the user may publish on anyway
+	own := map[string]bool{} // targets with a publish permission of the user
 	for _, target := range aims {
 		before := nc.LastError()
 		if err := nc.Publish(target, nil); err != nil {
@@ -549,7 +551,7 @@ func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 	}
 	node := s.connect(t, nodeUser)
 	s.settle(t, node)
-	// Whatever is still under way in the indexer is answered before its answers to these.
+	// The indexer answers these requests after all requests in progress.
 	for range 20 {
 		if _, err := node.Request("kv.v1.a.q.status", nil, harness.Patience); err != nil {
 			t.Fatal(err)
@@ -563,7 +565,7 @@ func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 		if err != nil {
 			break
 		}
-		// An empty message is the user's own, from the look at what it may do.
+		// An empty message is the user's own, from the test of permissions.
 		if slices.Contains(aims, m.Subject) && !own[m.Subject] && !seen[m.Subject] && len(m.Data)+len(m.Header) > 0 {
 			seen[m.Subject] = true
 			hit = append(hit, fmt.Sprintf("%s: %.200q %v", m.Subject, m.Data, m.Header))
@@ -588,8 +590,8 @@ func TestNoReplyLeavesItsAccount(t *testing.T) {
 	}
 }
 
-// TestOneAccountIsNotEnough: with the same permissions in one account, JetStream replies where a shim says. The test
-// above would see it.
+// TestOneAccountIsNotEnough checks that, with the same permissions in a single account, JetStream replies to a shim's
+// reply subject. The test above would detect this.
 func TestOneAccountIsNotEnough(t *testing.T) {
 	t.Parallel()
 	s := startMatrix(t, "standalone", func(config string) string {
@@ -597,7 +599,7 @@ func TestOneAccountIsNotEnough(t *testing.T) {
 		if i < 0 {
 			t.Fatal(config)
 		}
-		// The users of the other accounts join the first.
+		// The users of the other accounts move to the first account.
 		nodes, users := config[:i], ""
 		for _, block := range strings.Split(config[i:], "    users: [\n")[1:] {
 			users += block[:strings.Index(block, "\n    ]")] + "\n"
@@ -607,7 +609,7 @@ func TestOneAccountIsNotEnough(t *testing.T) {
 	if hit := s.aim(t, shimUser); len(hit) < 5 {
 		t.Errorf("a shim in the nodes' account reached only %q", hit)
 	}
-	// Nodes reply to inboxes alone, whatever the accounts; whose inbox it is they cannot see.
+	// Nodes reply only to inboxes, in all accounts; a node cannot identify the owner of an inbox.
 	hit := s.aim(t, readerUser)
 	if hit = slices.DeleteFunc(hit, func(s string) bool { return strings.HasPrefix(s, "_INBOX_") }); len(hit) > 0 {
 		t.Errorf("a reader in the nodes' account had a node publish on %q", hit)

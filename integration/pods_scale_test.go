@@ -19,14 +19,14 @@ import (
 
 var manyPods = flag.Int("pods", 30, "pods of TestManyPods; docs/sizing.md has the figures of 1,000")
 
-// podWorld is an API server with pods, an engine in each, and an indexer.
+// podWorld is an API server with pods, an engine for every pod, and an indexer.
 type podWorld struct {
 	t            *testing.T
 	x            *harness.Indexer
 	kube         *kubesim.Server
 	engines      []*enginesim.Engine
 	port, replay string
-	served       []int // requests that each engine has served
+	served       []int // number of served requests of every engine
 }
 
 // ip returns the address of a pod.
@@ -43,10 +43,10 @@ func (w *podWorld) replica(name string) *harness.Process {
 		"--replica", name, "--kube-api", w.kube.URL)
 }
 
-// promptBlocks is how many blocks each request stores.
+// promptBlocks is the number of stored blocks of a request.
 const promptBlocks = 8
 
-// serve has the engines from first on serve a request each.
+// serve sends a request to every engine from first on.
 func (w *podWorld) serve(first, n int) {
 	w.t.Helper()
 	for i := first; i < first+n; i++ {
@@ -55,8 +55,8 @@ func (w *podWorld) serve(first, n int) {
 	}
 }
 
-// waitFor waits until each pod's worker has a lease and all its blocks are in the index, and those from gone on have no
-// lease. It returns how long that took.
+// waitFor waits until the first pods' workers have leases and all their blocks are in the index, and the other workers
+// have no lease. It returns the duration.
 func (w *podWorld) waitFor(what string, there int) time.Duration {
 	w.t.Helper()
 	begun := time.Now()
@@ -86,7 +86,7 @@ func (w *podWorld) waitFor(what string, there int) time.Duration {
 
 var statusLine = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
 
-// cost returns the resident memory of a process, and the processor time that it has used.
+// cost returns the resident memory and the processor time of a process.
 func cost(p *harness.Process) (megabytes float64, cpu time.Duration) {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
 	if m := statusLine.FindSubmatch(status); m != nil {
@@ -102,8 +102,8 @@ func cost(p *harness.Process) (megabytes float64, cpu time.Duration) {
 	return megabytes, cpu
 }
 
-// TestManyPods: one process shims the engines of all pods, a third of which vanish at once and come back. A second
-// process takes its share of them, and all of them when the first one is killed. Each time the index has all blocks of
+// TestManyPods runs the shims of all pods' engines in a single process. A third of the pods vanish at once and return.
+// A second process gets a share, and all pods after a kill of the first. Every time the index must have all blocks of
 // all pods.
 func TestManyPods(t *testing.T) {
 	t.Parallel()
@@ -146,11 +146,11 @@ func TestManyPods(t *testing.T) {
 	for i := left; i < n; i++ {
 		w.kube.Delete(podsPath, w.name(i))
 	}
-	report(fmt.Sprintf("%d pods vanish", n-left), w.waitFor("the pods that vanished have no lease", left), a)
+	report(fmt.Sprintf("%d pods vanish", n-left), w.waitFor("the vanished pods have no lease", left), a)
 	for i := left; i < n; i++ {
 		w.put(i)
 	}
-	report(fmt.Sprintf("%d pods come back", n-left), w.waitFor("the pods that came back are served", n), a)
+	report(fmt.Sprintf("%d pods come back", n-left), w.waitFor("the returned pods are served", n), a)
 
 	begun = time.Now()
 	b := w.replica("b")
@@ -160,8 +160,8 @@ func TestManyPods(t *testing.T) {
 	})
 	w.serve(0, n)
 	w.waitFor("all pods are served by two", n)
-	report("a second replica takes its share", time.Since(begun), b)
+	report("a second replica serves a share", time.Since(begun), b)
 	a.Kill()
 	w.serve(0, n)
-	report("the second replica takes all", w.waitFor("all pods are served by the second", n), b)
+	report("the second replica serves all pods", w.waitFor("all pods are served by the second", n), b)
 }

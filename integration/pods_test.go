@@ -15,15 +15,15 @@ import (
 
 const podsPath = "/api/v1/namespaces/default/pods"
 
-// runningPod is a pod whose containers run, at an address.
+// runningPod returns a pod with running containers and an address.
 func runningPod(name, app, ip string) kubesim.Object {
 	return kubesim.Object{"metadata": kubesim.Object{"name": name, "namespace": "default",
 		"labels": kubesim.Object{"app": app}}, "status": kubesim.Object{"phase": "Running", "podIP": ip}}
 }
 
-// TestPodsAreShimmed: two replicas of worker-shim pods share the pods of a selector. A pod that terminates loses its
-// registration, and one that is recreated under its name gets it again. When one replica stops and the other one is
-// killed, a new one serves all pods. The API server is simulated.
+// TestPodsAreShimmed runs two replicas of worker-shim pods that share the pods of a selector. A terminating pod loses
+// its registration, and a pod recreated under the same name gets the registration again. After a stop of a replica and
+// a kill of the other, a new replica serves all pods. The API server is simulated.
 func TestPodsAreShimmed(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), loopback.Reserve(t))
@@ -77,9 +77,9 @@ func TestPodsAreShimmed(t *testing.T) {
 	harness.WaitLease(t, x, "vllm-0", true)
 	credited("vllm-0", 100_000)
 
-	a.Stop() // deletes its Lease
+	a.Stop() // deletes the replica's Lease
 	if said := a.Said(); strings.Contains(said, "waiting for the engine's end") {
-		t.Errorf("a replica that stops waits for engines in other pods:\n%s", said)
+		t.Errorf("a stopping replica waits for engines in other pods:\n%s", said)
 	}
 	c := replica("c")
 	b.Kill()
@@ -88,7 +88,7 @@ func TestPodsAreShimmed(t *testing.T) {
 		credited(name, 300_000+1000*i)
 	}
 
-	// A replica that hangs loses its pods, and gets its share of them back when it goes on.
+	// A hanging replica loses its pods, and gets a share back after the hang.
 	d := replica("d")
 	d.WaitFor("msg=registered")
 	c.Cmd.Process.Signal(syscall.SIGSTOP)
@@ -102,15 +102,15 @@ func TestPodsAreShimmed(t *testing.T) {
 		credited(name, 500_000+1000*i)
 	}
 	if said := c.Said(); strings.Contains(said, "it is tried again") {
-		t.Errorf("a replica that went on gave up a pod for half a minute:\n%s", said)
+		t.Errorf("a resumed replica abandoned a pod for half a minute:\n%s", said)
 	}
 	if said := c.Said(); strings.Contains(said, "worker=web") {
 		t.Errorf("a pod without the label is served:\n%s", said)
 	}
 }
 
-// TestPodVanishesWithoutNATS: a pod vanishes while the NATS server stands still for longer than its clients wait. Its
-// lease is ended when the server goes on.
+// TestPodVanishesWithoutNATS removes a pod while the NATS server hangs for longer than the clients' timeout. The lease
+// of the pod ends after the hang.
 func TestPodVanishesWithoutNATS(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), loopback.Reserve(t))

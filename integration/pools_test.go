@@ -31,7 +31,7 @@ func startRouting(t *testing.T, nats string, constants string, names ...string) 
 	return nodes
 }
 
-// register registers a worker of whose blocks nobody hears.
+// register registers a worker without events.
 func register(t *testing.T, x *harness.Indexer, worker, more string) {
 	t.Helper()
 	status, text, err := harness.Request(x.HTTP, "POST", "/v1/workers", fmt.Sprintf(
@@ -41,7 +41,7 @@ func register(t *testing.T, x *harness.Indexer, worker, more string) {
 	}
 }
 
-// TestSelectDisaggregated has a node choose a decode and a prefill worker, over NATS and by hand, and free both.
+// TestSelectDisaggregated chooses a decode and a prefill worker, over NATS and by hand, and frees both.
 func TestSelectDisaggregated(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -62,7 +62,7 @@ func TestSelectDisaggregated(t *testing.T) {
 		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
 			Disaggregated: true}
 	}
-	harness.Eventually(t, "both pools are known", func() (bool, string) {
+	harness.Eventually(t, "both pools are registered", func() (bool, string) {
 		s, err := c.Select(ctx, request(""))
 		return err == nil && s.Candidates == 3 && s.Worker == "d1" && s.Prefill != nil && s.Prefill.Worker == "p1",
 			fmt.Sprintf("%+v %v", s, err)
@@ -111,8 +111,8 @@ func TestSelectDisaggregated(t *testing.T) {
 	}
 }
 
-// TestSelectSessions has two nodes keep sessions together: what one binds the other knows, also when the first is gone,
-// and so does a node that starts.
+// TestSelectSessions runs two nodes with session affinity. Both nodes have all bindings, also after the end of the
+// first node, and so does a new node.
 func TestSelectSessions(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -137,7 +137,7 @@ func TestSelectSessions(t *testing.T) {
 			SessionID: session}
 	}
 	for i, c := range asks {
-		harness.Eventually(t, fmt.Sprintf("node %d knows three workers", i), func() (bool, string) {
+		harness.Eventually(t, fmt.Sprintf("node %d has three workers", i), func() (bool, string) {
 			s, err := c.Select(ctx, request("", "s"))
 			return err == nil && s.Candidates == 3, fmt.Sprintf("%+v %v", s, err)
 		})
@@ -149,11 +149,11 @@ func TestSelectSessions(t *testing.T) {
 	kept := func(c *client.Client, what string) {
 		t.Helper()
 		harness.Eventually(t, what, func() (bool, string) {
-			s, err := c.Select(ctx, request("", "s")) // who does not know may choose it by chance, of three
+			s, err := c.Select(ctx, request("", "s")) // a node without the binding may choose the same worker of three by chance
 			return err == nil && s.Worker == first.Worker && s.Probability == 1, fmt.Sprintf("%+v %v", s, err)
 		})
 	}
-	kept(asks[1], "the other node knows the session's worker")
+	kept(asks[1], "the other node has the session's worker")
 	s, err := asks[1].Select(ctx, request("r1", "s"))
 	if err != nil || s.Worker != first.Worker || s.Session == nil || s.Session.Binding != api.SessionKept {
 		t.Fatalf("%+v, %v", s, err)
@@ -173,7 +173,7 @@ func TestSelectSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	decided := fmt.Sprintf("affinity by prompt to worker %s rank 0 decided", begins.Worker)
-	harness.Eventually(t, "every node knows where the prompt's session is", func() (bool, string) {
+	harness.Eventually(t, "every node has the binding of the prompt's session", func() (bool, string) {
 		for range 10 { // any node answers
 			r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", long, "--explain")
 			if !strings.Contains(r.Stdout, decided) {
@@ -200,7 +200,7 @@ func TestSelectSessions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept(c, "a node that starts knows the session's worker")
+	kept(c, "a new node has the session's worker")
 	file := filepath.Join(t.TempDir(), "prompt.json")
 	if err := os.WriteFile(file, []byte("["+harness.CommaList(prompt)+"]"), 0o600); err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func TestSelectSessions(t *testing.T) {
 	}
 }
 
-// TestSelectWaits lets a request wait on a node until another node hears that a worker is not busy any more.
+// TestSelectWaits makes a request wait on a node until another node has the end of a worker's request.
 func TestSelectWaits(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -233,7 +233,7 @@ func TestSelectWaits(t *testing.T) {
 		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 120)}, RequestID: id,
 			Book: true}
 	}
-	harness.Eventually(t, "the worker is known", func() (bool, string) {
+	harness.Eventually(t, "the worker is registered", func() (bool, string) {
 		s, err := asks[0].Select(ctx, request("r0"))
 		return err == nil && s.Worker == "w1", fmt.Sprintf("%+v %v", s, err)
 	})
@@ -251,13 +251,13 @@ func TestSelectWaits(t *testing.T) {
 		`{"model":"m","tokens":[1,2,3],"request_id":"r2","book":true}`)
 	if err != nil || status != 429 ||
 		!strings.Contains(text, `"queue":{"reason":"requests","class":"default","limit":1,`) {
-		t.Errorf("one more: %d %s %v", status, text, err)
+		t.Errorf("another request: %d %s %v", status, text, err)
 	}
 	harness.Eventually(t, "the other node ends the first request", func() (bool, string) {
 		err := asks[1].Free(ctx, "m", "r0")
 		return err == nil, fmt.Sprint(err)
 	})
 	if err := <-got; err != nil {
-		t.Errorf("the request that waited: %v", err)
+		t.Errorf("the waiting request: %v", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestPortTaken: a node that cannot have one of its ports says which flag chooses another, ends, and no other node has
-// heard of it.
+// TestPortTaken checks that a node without one of its ports ends with an error that names the flag, before other nodes
+// see the node.
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)

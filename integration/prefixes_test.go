@@ -12,8 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestPrefixesOfAllNodes: three nodes with a third of the partitions each show the tree that one node with all of them
-// shows, whichever is asked; a node that is named shows its own, joined if it has several indexes.
+// TestPrefixesOfAllNodes compares the tree of three nodes with a third of the partitions with the tree of a single node
+// with all partitions. All three nodes return the same tree. A request for a single node returns the node's own tree,
+// joined if the node has several indexes.
 func TestPrefixesOfAllNodes(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
@@ -39,7 +40,7 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 	const workers = 24
 	for _, address := range []string{one.NATS, sharded.NATS, nats} {
 		ns := harness.OpenNamespace(t, ctx, address)
-		for i := range workers { // the system's prompt, one of four users', and what each has alone
+		for i := range workers { // a system prompt, a prompt of one of four users, and a unique part
 			tokens := slices.Concat(harness.Tokens(1, 20*harness.BlockSize),
 				harness.Tokens(100_000*(1+i%4), (5+i%4)*harness.BlockSize),
 				harness.Tokens(1_000_000*(1+i), (1+i)*harness.BlockSize))
@@ -60,7 +61,7 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 		err = harness.HTTPDo(node, "POST", "/v1/prefixes", api.PrefixesRequest{Model: "m", Node: name}, &tree)
 		return tree, err
 	}
-	// text has the runs with their ways from the start, in an order that does not depend on the tree's
+	// the runs with their paths from the start, in an order independent of the tree
 	text := func(tree *api.PrefixTree) (list []string) {
 		ways := make([]string, len(tree.Runs))
 		for i, r := range tree.Runs {
@@ -74,7 +75,7 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 		return append(list, fmt.Sprintf("%d runs, %d blocks, %d ranks", tree.TotalRuns, tree.TotalBlocks, tree.Ranks))
 	}
 	var want []string
-	harness.Eventually(t, "the one node has all", func() (bool, string) {
+	harness.Eventually(t, "the single node has all workers", func() (bool, string) {
 		tree, err := tree(one.HTTP, "one")
 		want = text(&tree)
 		return len(tree.Runs) == 1+4+workers && tree.Runs[0].Holders == workers, fmt.Sprint(tree, err)
@@ -105,6 +106,6 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 	}
 	if err := harness.HTTPDo(nodes[2], "POST", "/v1/prefixes", api.PrefixesRequest{Model: "none"}, nil); err == nil ||
 		!strings.Contains(err.Error(), string(api.CodeUnknownModel)) {
-		t.Errorf("of a model that nobody has: %v", err)
+		t.Errorf("a model without workers: %v", err)
 	}
 }

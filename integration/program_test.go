@@ -14,7 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestFlagsThatMakeNoSense end the program with status 2 and one line that says which flag and why.
+// TestFlagsThatMakeNoSense checks that meaningless flags end the program with status 2 and a line with the flag and the
+// reason.
 func TestFlagsThatMakeNoSense(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -105,14 +106,14 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		words := strings.Fields(c.command)
 		r := harness.Run(t, words[0], words[1:]...)
 		if r.Code != 2 || !strings.Contains(r.Stderr, c.want) || r.Stdout != "" || strings.Count(r.Stderr, "\n") != 1 {
-			t.Errorf("%s: ended with %d, printed %q and said %q; want 2 and %q", c.command, r.Code, r.Stdout, r.Stderr,
+			t.Errorf("%s: ended with %d, printed %q and %q; want 2 and %q", c.command, r.Code, r.Stdout, r.Stderr,
 				c.want)
 		}
 	}
 }
 
-// TestServeSaysWhyItCannot starts an indexer where it cannot run: a folder or a port in use, a server without
-// JetStream, nobody there.
+// TestServeSaysWhyItCannot starts an indexer in impossible places: a folder or a port in use, a server without
+// JetStream, no server.
 func TestServeSaysWhyItCannot(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -139,7 +140,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 		lines := strings.Split(strings.TrimSpace(r.Stderr), "\n")
 		if last := lines[len(lines)-1]; r.Code != 1 || !strings.HasPrefix(last, "indexer serve: ") ||
 			!strings.Contains(last, c.want) {
-			t.Errorf("%v: ended with %d and said %q; want 1 and %q", c.args, r.Code, r.Stderr, c.want)
+			t.Errorf("%v: ended with %d and %q; want 1 and %q", c.args, r.Code, r.Stderr, c.want)
 		}
 	}
 	for _, c := range []struct{ nats, want string }{
@@ -178,7 +179,7 @@ func TestExternalServer(t *testing.T) {
 	x.Stop()
 }
 
-// TestDemo runs the demonstration as a user would, and holds its result to what it promises.
+// TestDemo runs the demonstration as a user would, and checks the result.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, "indexer", "demo", "--requests", "80", "--capacity", "2000", "--json")
@@ -209,12 +210,12 @@ func TestDemo(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", "demo", "--trace", "/nonexistent"); r.Code != 2 ||
 		!strings.Contains(r.Stderr, "/nonexistent") {
-		t.Errorf("a trace that is not there: %+v", r)
+		t.Errorf("a missing trace: %+v", r)
 	}
 	fmt.Fprintln(t.Output(), r.Stdout)
 }
 
-// TestDemoShortPrompts serves traces in which a prompt, or each, is shorter than a block.
+// TestDemoShortPrompts serves traces with some or only prompts shorter than a block.
 func TestDemoShortPrompts(t *testing.T) {
 	t.Parallel()
 	const long, short = `{"timestamp":0,"input_length":1024,"output_length":20,"hash_ids":[1,2]}`,
@@ -234,7 +235,7 @@ func TestDemoShortPrompts(t *testing.T) {
 	}
 }
 
-// TestDemoL3 runs the demonstration with the shared store that is built in.
+// TestDemoL3 runs the demonstration with the built-in shared store.
 func TestDemoL3(t *testing.T) {
 	t.Parallel()
 	harness.DemoWithStore(t, "built-in", nil, "--requests", "60", "--capacity", "2000")

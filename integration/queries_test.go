@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestQueriesThatCannotBeAnswered asks what has no answer: each gets a code and a sentence.
+// TestQueriesThatCannotBeAnswered sends queries without an answer: every reply has a code and a sentence.
 func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	t.Parallel()
 	engine := harness.StartSimEngine(t)
@@ -80,7 +80,7 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 			t.Errorf("%s %.60s: got %d %s, want %d %s", c.path, c.body, status, text, c.status, c.code)
 		}
 	}
-	// After all of it the right answer is still there, over HTTP too.
+	// Afterwards the right answer is still available, over HTTP too.
 	body, _ := json.Marshal(api.Query{Model: "m", Tokens: prompt})
 	status, text := post("/v1/find", string(body))
 	var a api.Answer
@@ -106,7 +106,8 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	}
 }
 
-// TestBlockSizesDisagree starts a second worker of a model with blocks of another size: its shim refuses, naming both.
+// TestBlockSizesDisagree starts a second worker of a model with another block size. The shim refuses, and the error
+// names both sizes.
 func TestBlockSizesDisagree(t *testing.T) {
 	t.Parallel()
 	engine := harness.StartSimEngine(t)
@@ -120,7 +121,7 @@ func TestBlockSizesDisagree(t *testing.T) {
 		t.Fatalf("got %+v", r)
 	}
 
-	// Nobody takes the size from a model that is served; when it is served no more, the next worker decides.
+	// The block size of a served model stays. After the end of all workers, the next worker sets the size.
 	for _, command := range []string{"forget", "forget w1 --model m", "forget --model m --rank 1"} {
 		if r := harness.Run(t, "indexer", append(strings.Fields(command), "--nats", x.NATS)...); r.Code != 2 {
 			t.Errorf("%s: %+v", command, r)
@@ -128,7 +129,7 @@ func TestBlockSizesDisagree(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", "forget", "--model", "m", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, `worker w1/0 serves "m" with blocks of 16 tokens`) {
-		t.Fatalf("of a model that is served: %+v", r)
+		t.Fatalf("a served model: %+v", r)
 	}
 	shim.Stop()
 	if r := harness.Run(t, "indexer", "forget", "w1", "--nats", x.NATS); r.Code != 0 {

@@ -16,20 +16,20 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// quietCase is a source that its shim does not hear.
+// quietCase is a silent source.
 type quietCase struct {
 	args    []string
 	log     string       // a line of the shim's log
 	shown   string       // is in the status and in the doctor's findings
-	finding doctor.Fault // its name
-	problem bool         // it is a problem, not a warning
-	source  bool         // the status lists it as a source
+	finding doctor.Fault // the name
+	problem bool         // a problem, not a warning
+	source  bool         // the status lists the source
 	speak   func()       // ends the state
-	after   string       // the log says so then
+	after   string       // the log line after the state
 }
 
-// TestQuietSources: an engine, a source of many ranks and a shared store's master that have published no event, or are
-// not reached, are reported once in the log, and in status and doctor until they publish one.
+// TestQuietSources checks that a silent or unreachable engine, source of many ranks, or master of a shared store is
+// reported once in the log, and in status and doctor until its first event.
 func TestQuietSources(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -122,7 +122,8 @@ func TestQuietSources(t *testing.T) {
 	}
 }
 
-// play starts the shim of a source, waits until it is reported everywhere, ends the state, and waits for the end.
+// play starts the shim of a source, waits for the report in all places, ends the state, and waits for the end of the
+// report.
 func (c *quietCase) play(t *testing.T, name, nats string) {
 	p := harness.Start(t, "worker-shim", append([]string{"run", "--nats", nats, "--silence", "100ms"}, c.args...)...)
 	p.WaitFor(c.log)
@@ -134,13 +135,13 @@ func (c *quietCase) play(t *testing.T, name, nats string) {
 		}
 		has := func(line string) bool { return strings.Contains(line, c.shown) }
 		listed := slices.ContainsFunc(status.QuietSources, func(q api.QuietSource) bool { return has(q.String()) })
-		// On a busy machine a source is silent for a moment before its first connection fails.
+		// On a busy machine a source is silent for a moment before the first connection fails.
 		return slices.ContainsFunc(lines, has) && !slices.ContainsFunc(others, has) && listed == c.source,
 			fmt.Sprintf("problems %q, warnings %q", status.Problems, status.Warnings)
 	}
 	harness.Eventually(t, name+" is in the status", reported)
 	if r := harness.Run(t, "indexer", "status", "--nats", nats); !strings.Contains(r.Stdout, c.shown) {
-		t.Errorf("%s: the status does not show it:\n%s", name, r.Stdout)
+		t.Errorf("%s: the status lacks the source:\n%s", name, r.Stdout)
 	}
 	finding := func() *doctor.Finding {
 		_, report := examine(t, "--nats", nats)
@@ -164,7 +165,7 @@ func (c *quietCase) play(t *testing.T, name, nats string) {
 		t.Errorf("%s: the doctor still finds %+v", name, f)
 	}
 	if n := strings.Count(p.Said(), c.log); n != 1 {
-		t.Errorf("%s: the log has it %d times", name, n)
+		t.Errorf("%s: the log has %d lines", name, n)
 	}
 	p.Stop()
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// natsCluster starts three NATS servers with JetStream that are one cluster. include, if it is not empty, is a
-// configuration file that each includes.
+// natsCluster starts a cluster of three NATS servers with JetStream. A non-empty include is a configuration file for
+// all servers.
 func natsCluster(t *testing.T, include string) (addrs []string, servers []*harness.Process) {
 	t.Helper()
 	var routes, monitors []string
@@ -50,8 +50,8 @@ func natsCluster(t *testing.T, include string) (addrs []string, servers []*harne
 	return addrs, servers
 }
 
-// TestAskingWithoutQuorum kills two of three NATS servers: who asks over NATS is answered as before, and what needs
-// JetStream says what is missing.
+// TestAskingWithoutQuorum kills two of three NATS servers. Queries over NATS are answered as before, and operations
+// that need JetStream return an error with the missing part.
 func TestAskingWithoutQuorum(t *testing.T) {
 	t.Parallel()
 	addrs, servers := natsCluster(t, "")
@@ -95,7 +95,7 @@ func TestAskingWithoutQuorum(t *testing.T) {
 	if r := ask("status"); !strings.Contains(r.Stdout, "\na  ") || !strings.Contains(r.Stdout, "\nb  ") {
 		t.Errorf("status: %+v", r)
 	}
-	// a leader that has lost the others goes on for a while
+	// a leader without the other servers continues for a while
 	harness.Eventually(t, "JetStream is seen to be away", func() (bool, string) {
 		r := ask("snapshot", "list", "--timeout", "15s")
 		return r.Code == 1 && strings.Contains(r.Stderr, "no meta leader") &&
@@ -106,8 +106,8 @@ func TestAskingWithoutQuorum(t *testing.T) {
 	late.WaitFor(`waiting for JetStream; NATS answers, but its JetStream does not.*what_to_do=.*more than half`)
 }
 
-// TestAskingWithoutJetStream asks from an account that has no JetStream, and takes the indexer's service from another
-// account that has.
+// TestAskingWithoutJetStream queries from an account without JetStream, with the indexer's service imported from an
+// account with JetStream.
 func TestAskingWithoutJetStream(t *testing.T) {
 	t.Parallel()
 	addr, config := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
@@ -132,7 +132,7 @@ accounts {
 		t.Errorf("query: %+v", r)
 	}
 	for _, command := range []string{"workers", "status", "cluster"} {
-		harness.Eventually(t, command+" is answered", func() (bool, string) { // at first no node is known to be ready
+		harness.Eventually(t, command+" is answered", func() (bool, string) { // at first no ready node is visible
 			r := ask(command)
 			return r.Code == 0 && r.Stdout != "", r.Stdout + r.Stderr
 		})

@@ -14,14 +14,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// records is a NATS server and three nodes on it.
+// records is a NATS server with three nodes.
 type records struct {
 	*testing.T
 	ctx     context.Context
 	nats    string
 	nodes   []*harness.Process
 	https   []string
-	clients []*client.Client // over HTTP, of one node each
+	clients []*client.Client // over HTTP, to a single node each
 }
 
 func startRecords(t *testing.T) *records {
@@ -50,7 +50,7 @@ func (s *records) start(i int) {
 	s.clients[i] = c
 }
 
-// seen waits until every node lists a rank for which so holds.
+// seen waits until every node lists a rank that satisfies so.
 func (s *records) seen(what, worker string, so func(api.WorkerInfo) bool) {
 	s.Helper()
 	for i, c := range s.clients {
@@ -104,8 +104,8 @@ func (s *records) command(words string, want int, said string) {
 	}
 }
 
-// TestWorkerRecords: what a shim says of its worker, and what operators say of it at whichever node and by whichever
-// way, is known to all nodes; a drained worker stays so when its shim, and every node, has restarted.
+// TestWorkerRecords checks that all nodes have the shim's data of a worker and the operators' changes, made on any node
+// over any interface. A drained worker stays drained after restarts of the shim and of all nodes.
 func TestWorkerRecords(t *testing.T) {
 	t.Parallel()
 	s := startRecords(t)
@@ -117,7 +117,7 @@ func TestWorkerRecords(t *testing.T) {
 	want := api.WorkerSpec{Endpoint: "http://w1:8000", Role: api.RoleDecode, TotalKVBlocks: 1000,
 		MaxBatchedTokens: 8192, Taints: []string{"a", "b"}, TopologyDomains: map[string]string{"zone": "eu-1"},
 		LoRAAdapters: []string{"sql"}, StableRoutingID: "slot-7", Events: api.EventsShim}
-	s.seen("is registered with all that its shim says", "w1", func(w api.WorkerInfo) bool {
+	s.seen("is registered with all data of the shim", "w1", func(w api.WorkerInfo) bool {
 		return w.Record != nil && w.Record.State == api.WorkerSchedulable && w.Record.Reasons == nil &&
 			reflect.DeepEqual(w.Record.WorkerSpec, want) && w.Incarnation > 0
 	})
@@ -143,7 +143,7 @@ func TestWorkerRecords(t *testing.T) {
 		s.nodes[i].Stop()
 		s.start(i)
 	}
-	s.seen("is as it was before the nodes restarted", "w1", changed)
+	s.seen("is unchanged after the restart of the nodes", "w1", changed)
 	s.command("workers undrain w1", 0, "schedulable")
 	s.command("workers change w1 --reset --total-kv-blocks 7", 0, "http://new:8000")
 	s.seen("may be chosen", "w1", func(w api.WorkerInfo) bool {
@@ -151,12 +151,12 @@ func TestWorkerRecords(t *testing.T) {
 	})
 	s.command("workers remove w1", 1, "stop the shim")
 	e.Crash()
-	s.seen("has an engine that has ended", "w1", is(api.WorkerUnschedulable, "its ports refuse"))
+	s.seen("has an ended engine", "w1", is(api.WorkerUnschedulable, "its ports refuse"))
 	shim.Stop()
 }
 
-// TestRegisteredWorkers: workers that are registered at one node, without events or with a shim that it runs, are
-// listed by all, and removed at another node.
+// TestRegisteredWorkers registers workers on a node, without events or with a shim in the node. All nodes list the
+// workers, and another node removes them.
 func TestRegisteredWorkers(t *testing.T) {
 	t.Parallel()
 	s := startRecords(t)
@@ -174,8 +174,8 @@ func TestRegisteredWorkers(t *testing.T) {
 		t.Errorf("%+v, %v", drained, err)
 	}
 	query := &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 20)}}
-	for i, c := range s.clients { // a choice obeys it too
-		harness.Eventually(t, fmt.Sprintf("node %d chooses nobody that drains", i), func() (bool, string) {
+	for i, c := range s.clients { // choices exclude drained workers too
+		harness.Eventually(t, fmt.Sprintf("node %d chooses no draining worker", i), func() (bool, string) {
 			a, err := c.Select(s.ctx, query)
 			return api.AsError(err).Code == api.CodeNoWorkers, fmt.Sprintf("%+v %v", a, err)
 		})
@@ -186,7 +186,7 @@ func TestRegisteredWorkers(t *testing.T) {
 		t.Error(err)
 	}
 	for i, c := range s.clients {
-		harness.Eventually(t, fmt.Sprintf("node %d chooses it again", i), func() (bool, string) {
+		harness.Eventually(t, fmt.Sprintf("node %d chooses the worker again", i), func() (bool, string) {
 			a, err := c.Select(s.ctx, query)
 			return err == nil && string(a.Worker) == no, fmt.Sprintf("%+v %v", a, err)
 		})
@@ -199,12 +199,12 @@ func TestRegisteredWorkers(t *testing.T) {
 	status, reply, err := harness.Request(s.https[0], http.MethodPost, "/v1/workers", fmt.Sprintf(
 		`{"instance":"shimmed","model":"m","block_size":16,"endpoint":"http://s:1","events_endpoint":%q,"replay_endpoint":%q}`,
 		e.Endpoint(), e.Replay()))
-	if err != nil || status != 200 || !strings.Contains(reply, "its shim is about to start") {
+	if err != nil || status != 200 || !strings.Contains(reply, "the shim is about to start") {
 		t.Errorf("POST: %d %s %v", status, reply, err)
 	}
 	prompt := harness.Tokens(1, 3*harness.BlockSize)
 	harness.ServePrompt(t, e, prompt)
-	s.seen("is heard by a shim in the node", "shimmed", func(w api.WorkerInfo) bool {
+	s.seen("has a shim in the node", "shimmed", func(w api.WorkerInfo) bool {
 		return is(api.WorkerSchedulable, "")(w) && w.Blocks.Device == 3 && w.Record.Endpoint == "http://s:1" &&
 			w.Record.Events == api.EventsShim
 	})
@@ -223,7 +223,7 @@ func TestRegisteredWorkers(t *testing.T) {
 	}
 	status, reply, err = harness.Request(s.https[1], http.MethodPatch, "/v1/workers/nobody", `{"drain":true}`)
 	if err != nil || status != 404 || !strings.Contains(reply, "unknown_worker") {
-		t.Errorf("PATCH of nobody: %d %s %v", status, reply, err)
+		t.Errorf("PATCH of an unknown worker: %d %s %v", status, reply, err)
 	}
 	if status, reply, err = harness.Request(s.https[1], http.MethodPut, "/v1/workers", `{}`); err != nil ||
 		status != 405 || !strings.Contains(reply, "GET or POST") {

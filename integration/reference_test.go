@@ -21,8 +21,8 @@ import (
 
 //go:generate go test -run TestReferencePages -update .
 
-// TestReferencePages holds docs/reference.md to the code: the commands as the programs have them, settings, subjects,
-// paths, error codes and exit statuses. -update writes it.
+// TestReferencePages compares docs/reference.md with the code: commands, settings, subjects, paths, error codes and
+// exit statuses. -update rewrites the page.
 func TestReferencePages(t *testing.T) {
 	t.Parallel()
 	const page = "../docs/reference.md"
@@ -154,7 +154,7 @@ func escape(text string) string {
 	return strings.NewReplacer("|", `\|`, "<", `\<`, "*", `\*`).Replace(text)
 }
 
-// TestManualPages: both programs write a page for each command, without what man would take for its own commands.
+// TestManualPages checks that both programs write a page for every command, without text that man would interpret.
 func TestManualPages(t *testing.T) {
 	t.Parallel()
 	for name, some := range map[string][]string{"indexer": {"indexer", "indexer-serve", "indexer-workers-drain"},

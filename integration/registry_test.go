@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-// TestLease: a shim that comes back in time takes up where it was; one that does not is cleared, once, though two
-// indexers watch; and one that was only paused finds out and says again what its engine holds.
+// TestLease checks leases. A shim that returns in time continues. A late shim's rank is cleared once, although two
+// indexers watch. A paused shim detects the clear and publishes the engine's blocks again.
 func TestLease(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -43,7 +43,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("incarnation %d became %d", before.Incarnation, now.Incarnation)
 	}
 
-	// Gone for good, with a lease that is soon over.
+	// A permanent end, with a short lease.
 	const short, expired = "3s", "the lease had expired"
 	shim.Kill()
 	shim = harness.StartSimShim(t, e, x.NATS, "w1", "--lease", short)
@@ -54,7 +54,7 @@ func TestLease(t *testing.T) {
 	shim.Kill()
 	x.WaitDepth(t, "m", prompt, "w1", 0)
 	paused.Cmd.Process.Signal(syscall.SIGSTOP)
-	// Each lease expires once, unless a shim stood still before, and says so.
+	// A lease expires once, except for pauses of a shim, which the shim logs.
 	ended := func() uint64 { return harness.Status(t, x.NATS).Events["ended"] }
 	early := uint64(strings.Count(shim.Said()+paused.Said(), expired))
 	harness.Eventually(t, "both workers are cleared", func() (bool, string) {
@@ -66,7 +66,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("%d incarnations were closed; %d leases had expired before", both, early)
 	}
 
-	// Back after all, though its engine says nothing: it looks for itself.
+	// The shim resumes with a silent engine, and checks the log itself.
 	said := strings.Count(paused.Said(), expired)
 	paused.Cmd.Process.Signal(syscall.SIGCONT)
 	harness.Eventually(t, "the shim finds out", func() (bool, string) {
@@ -78,7 +78,7 @@ func TestLease(t *testing.T) {
 	again := harness.StartSimShim(t, e, x.NATS, "w1")
 	x.WaitDepth(t, "m", prompt, "w1", 4)
 	again.WaitFor("a new incarnation")
-	harness.Eventually(t, "no lease has expired of which nobody says so", func() (bool, string) {
+	harness.Eventually(t, "every expired lease is logged", func() (bool, string) {
 		late := strings.Count(paused.Said(), expired) - said - 1
 		n := ended()
 		return n == both+uint64(late), fmt.Sprintf(

@@ -17,8 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestRefusedQueriesAreSeen asks 200 queries of 800 hashes at once, again and again, of an indexer with room for two,
-// until some are refused: each has an answer, and metrics, status, statistics and the log say what became of them.
+// TestRefusedQueriesAreSeen sends 200 queries of 800 hashes at once, repeatedly, to an indexer with room for two, until
+// some are refused. Every query gets a reply, and metrics, status, statistics and the log have the outcomes.
 func TestRefusedQueriesAreSeen(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--query-workers", "1", "--query-queue", "1")
@@ -81,8 +81,8 @@ func TestRefusedQueriesAreSeen(t *testing.T) {
 		got["busy"]))
 }
 
-// TestWhatAWebPageMayNot: a page may post some forms, or none, to this host without asking first; none of them gets
-// anywhere.
+// TestWhatAWebPageMayNot sends requests that a web page may send to this host without a preflight request. All are
+// refused.
 func TestWhatAWebPageMayNot(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -120,8 +120,8 @@ func TestWhatAWebPageMayNot(t *testing.T) {
 	}
 }
 
-// TestUnregisterWhateverTheGroup: as in NVIDIA Dynamo 1.6.1, who names no routing group means the worker in whichever
-// it is.
+// TestUnregisterWhateverTheGroup checks that, as in NVIDIA Dynamo 1.6.1, a request without a routing group unregisters
+// the worker in any group.
 func TestUnregisterWhateverTheGroup(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "one")

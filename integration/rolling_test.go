@@ -17,11 +17,11 @@ import (
 
 var (
 	rollingHoldings = flag.Int("rolling.holdings", 64_000, "holdings in TestRollingRestart's index")
-	rollingRate     = flag.Int("rolling.rate", 100, "queries in a second that TestRollingRestart asks")
+	rollingRate     = flag.Int("rolling.rate", 100, "queries per second in TestRollingRestart")
 )
 
-// TestRollingRestart restarts three nodes, one after the other, as an upgrade would, while clients ask at a rate: no
-// query fails, and no answer lacks anything or is wrong.
+// TestRollingRestart restarts three nodes in sequence, as an upgrade does, during queries at a constant rate. No query
+// fails, and no answer is incomplete or wrong.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	const (
@@ -52,7 +52,7 @@ func TestRollingRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// All workers' prompts begin in the same way, and part at a depth that is each one's own; what follows is its own.
+	// All workers' prompts have a common prefix of a different length, followed by unique blocks.
 	per := max(2*workers, *rollingHoldings/workers)
 	common := hasher.Hash(nil, harness.Tokens(1, workers*block))
 	name := func(w int) events.WorkerID { return events.WorkerID(fmt.Sprint("w", w)) }
@@ -78,7 +78,7 @@ func TestRollingRestart(t *testing.T) {
 		at := harness.PublishAs(t, ctx, ns, name(w), batches...)
 		places[at.Partition] = at
 	}
-	// wrong says what is wrong with the answer to the first n blocks of what all have in common.
+	// wrong checks the answer for the first n blocks of the common prompt.
 	wrong := func(a *api.Answer, n int) error {
 		got, err := harness.OnDevice(a)
 		if err != nil {
@@ -86,7 +86,7 @@ func TestRollingRestart(t *testing.T) {
 		}
 		for w := range workers {
 			if want := uint32(min(n, w+1)); got[name(w)] != want {
-				return fmt.Errorf("%s holds %d of %d blocks, the answer says %d", name(w), want, n, got[name(w)])
+				return fmt.Errorf("%s holds %d of %d blocks, the answer has %d", name(w), want, n, got[name(w)])
 			}
 		}
 		return nil
@@ -181,7 +181,7 @@ func TestRollingRestart(t *testing.T) {
 		nodes[id] = serve(id)
 		nodes[id].WaitFor(`msg=ready`)
 		settled()
-		t.Logf("node %s: told to stop after %v, ended after %v, all was settled again after %v", id,
+		t.Logf("node %s: stop signal after %v, ended after %v, settled after %v", id,
 			told.Round(time.Millisecond), stopped.Round(time.Millisecond), time.Since(begun).Round(time.Millisecond))
 	}
 	stop()
@@ -193,6 +193,6 @@ func TestRollingRestart(t *testing.T) {
 		}
 	}
 	if len(bad) > 0 || sum.Answered == 0 {
-		t.Errorf("%d of %d queries failed, lacked something or were answered wrongly", len(bad), sum.Asked)
+		t.Errorf("%d of %d queries failed or had incomplete or wrong answers", len(bad), sum.Asked)
 	}
 }

@@ -22,13 +22,13 @@ import (
 var rolloutWithin = flag.Bool("rollout.within", false,
 	"TestRollout fails if a dead address is chosen later than 1s after the end of its engine, or 2s after kill -9")
 
-// pod is an engine and its shim, as processes of their own.
+// pod is an engine with a shim, as separate processes.
 type pod struct {
 	name, address string
 	engine, shim  *harness.Process
 }
 
-// The orders in which the processes of a pod end.
+// The orders of the processes' ends in a pod.
 const (
 	bothAtOnce  = "both at once"
 	shimFirst   = "shim first"
@@ -36,16 +36,16 @@ const (
 	killed      = "kill -9"
 )
 
-// rollout is a model with pods, and requests to them.
+// rollout is a model with pods, and requests to the pods.
 type rollout struct {
 	*testing.T
 	nats  string
-	nodes []string // their HTTP addresses
+	nodes []string // HTTP addresses
 
 	mu      sync.Mutex
 	dead    map[string]time.Time // by serving address: when the end of the engine began
-	late    time.Duration        // from the end of an engine to the last request that was sent to it and refused
-	refused int                  // requests that were sent to dead addresses
+	late    time.Duration        // from the end of an engine to the last refused request
+	refused int                  // requests to dead addresses
 	served  int
 }
 
@@ -60,7 +60,7 @@ func (r *rollout) start(name, address string) *pod {
 	return p
 }
 
-// end ends a pod, and waits until its processes have ended.
+// end ends a pod, and waits for the end of its processes.
 func (r *rollout) end(p *pod, order string) {
 	signal := func(to *harness.Process, s syscall.Signal) {
 		if to == p.engine {
@@ -113,7 +113,7 @@ func (r *rollout) request(ctx context.Context, node string, prompt []uint32) err
 	if err != nil {
 		return err
 	}
-	q.Close = true // each request connects
+	q.Close = true // a connection for every request
 	answer, err := http.DefaultClient.Do(q)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,11 +152,11 @@ func (r *rollout) gone(name string) {
 	}
 }
 
-// TestRollout replaces eight pods, four times, while requests run against three nodes. The processes of a pod end in
-// four orders. No lease may expire meanwhile. The pods of the last order get successors at the same addresses.
+// TestRollout replaces eight pods, four times, during requests to three nodes. The processes of a pod end in four
+// orders. No lease may expire meanwhile. The pods of the last order get successors at the same addresses.
 func TestRollout(t *testing.T) {
 	t.Parallel()
-	const pods, ends = 8, 2 // of which so many end at the same time
+	const pods, ends = 8, 2 // ends is the number of simultaneous ends
 	r := &rollout{T: t, nats: harness.StartNATS(t), dead: map[string]time.Time{}}
 	var nodes []*harness.Process
 	for i := range 3 {

@@ -17,12 +17,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// varying are members of responses that differ between any two runs: times, sizes of what was stored, and hashes of
-// another tenant's blocks, which say nothing without the salt.
+// varying are members of responses that differ between any two runs: times, sizes of stored data, and hashes of another
+// tenant's blocks, which reveal nothing without the salt.
 var varying = regexp.MustCompile(`(?i)^(at|from|to|id|hash|hashes|since|seq|key|next|checksum|begins?|time|.*_ms|.*_at|` +
 	`.*_seq|.*bytes.*|age|epoch|renewed|expires|history_from|last_.*|buckets)$`)
 
-// alike drops what varies.
+// alike removes the varying members.
 func alike(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -41,8 +41,9 @@ func alike(v any) any {
 	return v
 }
 
-// TestSaltsAreApart runs two deployments. In one a tenant's requests and blocks have, under a salt, the tokens that
-// others ask for without it; in the other they have other tokens. All that others can ask is answered alike.
+// TestSaltsAreApart runs two deployments. In the first, a tenant's requests and blocks have, under a salt, the tokens
+// that other clients query without the salt. In the second, the tenant has other tokens. All replies to other clients
+// must be equal.
 func TestSaltsAreApart(t *testing.T) {
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	worlds := [2]map[string]any{}
@@ -53,19 +54,20 @@ func TestSaltsAreApart(t *testing.T) {
 		if other := worlds[1][question]; !reflect.DeepEqual(answer, other) {
 			a, _ := json.Marshal(answer)
 			b, _ := json.Marshal(other)
-			t.Errorf("%s tells of another salt:\n%s\nwithout the same tokens there:\n%s", question, a, b)
+			t.Errorf("%s depends on another salt:\n%s\nwith other tokens under the salt:\n%s", question, a, b)
 		}
 	}
 }
 
-// countedRequests is how many requests of [asOthersSee] the funnel counts as asked in the end.
+// countedRequests is the final number of asOthersSee's requests in the funnel.
 const countedRequests = 14
 
-// asOthersSee has a tenant ask for its tokens, and then others for theirs. It returns the others' answers by question.
+// asOthersSee sends a tenant's requests, and then requests of other clients. It returns the other clients' replies by
+// question.
 func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
-	x := harness.StartIndexer(t, t.TempDir(), "", "--policy", "dynamo") // nothing that is measured decides
+	x := harness.StartIndexer(t, t.TempDir(), "", "--policy", "dynamo") // no measured value decides
 	ns := harness.OpenNamespace(t, ctx, x.NATS)
 	post := func(path string, body any) (any, int) {
 		t.Helper()
@@ -111,7 +113,7 @@ func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 			"endpoint": "http://" + w})
 	}
 
-	// the tenant: blocks that a worker holds, requests that were routed and freed, and one that is under way
+	// the tenant: blocks on a worker, routed and freed requests, and a running request
 	hasher, err := events.NewHasher(harness.BlockSize, events.Space{Salt: "tenant"})
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +126,7 @@ func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 		BlockSize: harness.BlockSize, Events: []events.Event{stored}})
 	salted := m{"model": "m", "tokens": victim, "cache_salt": "tenant", "min_seq": []any{at}}
 	if a := good("/v1/find", salted); !strings.Contains(fmt.Sprint(a), "device:6") {
-		t.Fatalf("the tenant's blocks are not known: %v", a)
+		t.Fatalf("the tenant's blocks are missing: %v", a)
 	}
 	delete(salted, "min_seq")
 	for i := range 4 {
@@ -135,7 +137,7 @@ func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 		}
 	}
 
-	// others
+	// other clients
 	seen := map[string]any{}
 	look := func(path string, body any) {
 		t.Helper()
@@ -169,7 +171,7 @@ func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
 	look("/v1/recorded", m{"model": "m", "limit": 100})
 	look("/v1/prefixes", m{"model": "m"})
 	look("/query", m{"model_name": "m", "token_ids": prompt})
-	// Requests are counted a moment after their answers.
+	// Requests are counted shortly after their replies.
 	var metrics any
 	asked := fmt.Sprintf("kvatlas_route_asked_tokens_total{model=\"m\"} %d\n", countedRequests*len(prompt))
 	harness.Eventually(t, "all requests are counted", func() (bool, string) {

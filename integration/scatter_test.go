@@ -24,17 +24,17 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// errLacks: an answer says that it lacks something.
+// errLacks reports an answer that is marked as incomplete.
 var errLacks = errors.New("the answer lacks something")
 
-// holder is a worker, and the tokens whose blocks it holds.
+// holder is a worker with the tokens of its blocks.
 type holder struct {
 	name   events.WorkerID
 	hasher *events.Hasher
 	held   []uint32
 }
 
-// depth is how many leading blocks of a prompt it holds.
+// depth returns the number of leading blocks of a prompt on the worker.
 func (h *holder) depth(prompt []uint32) (n uint32) {
 	asked, held := h.hasher.Hash(nil, prompt), h.hasher.Hash(nil, h.held)
 	for int(n) < min(len(asked), len(held)) && asked[n] == held[n] {
@@ -43,9 +43,9 @@ func (h *holder) depth(prompt []uint32) (n uint32) {
 	return n
 }
 
-// TestAnyNodeAnswersForAll runs three nodes, each of which keeps a part, as users with the least rights. Whichever is
-// asked, over NATS or HTTP, the answer is the twin's; so it stays when one is killed while it is asked: answers may
-// lack something, and say so, until the others have taken what it had.
+// TestAnyNodeAnswersForAll runs three nodes with a part of the partitions each, with the least rights. All nodes'
+// answers, over NATS and HTTP, must be equal to the twin's. During a kill of a node, answers may be incomplete and
+// marked as such, until the other nodes have taken over.
 func TestAnyNodeAnswersForAll(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -122,7 +122,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	}
 	places := slices.Collect(maps.Values(latest))
 
-	// same says what is wrong with an answer.
+	// same checks an answer.
 	same := func(a *api.Answer, asked []uint32) error {
 		got, err := harness.OnDevice(a)
 		if err != nil {
@@ -130,7 +130,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		}
 		for i := range holders {
 			if want := holders[i].depth(asked); got[holders[i].name] != want {
-				return fmt.Errorf("%s holds %d blocks of %d tokens, the answer says %d: %+v", holders[i].name, want,
+				return fmt.Errorf("%s holds %d blocks of %d tokens, the answer has %d: %+v", holders[i].name, want,
 					len(asked), got[holders[i].name], a)
 			}
 		}
@@ -143,7 +143,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		}
 		return asked
 	}
-	harness.Eventually(t, "a client reads what was written", func() (bool, string) {
+	harness.Eventually(t, "a client reads the written blocks", func() (bool, string) {
 		a, err := client.Find(ctx, &api.Query{Model: "m", Tokens: prompt, MinSeq: places})
 		if err == nil {
 			err = same(a, prompt)
@@ -190,12 +190,12 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	var unknown *api.Error
 	if _, err := client.Find(ctx, &api.Query{Model: "other", Tokens: prompt}); !errors.As(err, &unknown) ||
 		unknown.Code != api.CodeUnknownModel {
-		t.Errorf("a model that nobody serves: %v", err)
+		t.Errorf("an unserved model: %v", err)
 	}
 
 	settled := func(nodes int) {
 		t.Helper()
-		harness.Eventually(t, fmt.Sprintf("%d nodes keep each partition twice", nodes), func() (bool, string) {
+		harness.Eventually(t, fmt.Sprintf("%d nodes have two replicas of every partition", nodes), func() (bool, string) {
 			r := harness.Run(t, "indexer", "cluster", "--json", "--nats", addr, "--namespace", "red", "--nats-nkey",
 				filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node")
 			var c api.ClusterStatus
@@ -207,7 +207,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	}
 	settled(3)
 	harness.AwaitAnnounced(t, ctx, ns, "m", len(nodes))
-	// One node is killed while clients ask.
+	// Kill a node during queries.
 	type asked struct {
 		at, took time.Duration
 		err      error
@@ -234,7 +234,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 						err = same(a, tokens)
 					}
 					if err != nil {
-						t.Errorf("asked after %v: %v", at, err)
+						t.Errorf("query after %v: %v", at, err)
 					}
 				} else {
 					err = errLacks
@@ -262,7 +262,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	nodes["n.2"].Kill()
 	killed = time.Since(begun)
 	mu.Unlock()
-	settled(2) // the others believe it, and have taken what it had
+	settled(2) // the other nodes detect the end, and have taken over
 	redundant := time.Since(begun)
 	mu.Lock()
 	whole[true] = 0
@@ -298,9 +298,9 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		}
 		lacking, last = lacking+1, max(last, a.at-killed)
 		if a.at > redundant || a.at+a.took < killed {
-			t.Errorf("asked %v after the kill, when nobody was missing: %v", a.at-killed, a.err)
+			t.Errorf("query %v after the kill, without a missing node: %v", a.at-killed, a.err)
 		}
 	}
 	t.Logf(
-		"%d of %d answers were not whole, the last of them asked %v after the kill; each partition was kept twice again after %v", lacking, len(log), last, redundant-killed)
+		"%d of %d answers were incomplete, the last query %v after the kill; two replicas of every partition after %v", lacking, len(log), last, redundant-killed)
 }

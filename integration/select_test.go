@@ -14,8 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
-// TestSelect has three nodes choose among two engines with events and one worker without. A request goes to who holds
-// its prefix, until that one has too much to do; what one node books, all know; what is drained is chosen no more.
+// TestSelect runs three nodes that choose among two engines with events and a worker without events. A request goes to
+// the worker with the prefix, until its load is too high. All nodes have a booking of a node, and drained workers are
+// not chosen.
 func TestSelect(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -58,15 +59,15 @@ func TestSelect(t *testing.T) {
 			Policy: "dynamo"}
 	}
 	for i, c := range append(asks, over) {
-		harness.Eventually(t, fmt.Sprintf("client %d is told of three workers, and w1", i), func() (bool, string) {
+		harness.Eventually(t, fmt.Sprintf("client %d gets three workers, and w1", i), func() (bool, string) {
 			s, err := c.Select(ctx, request(""))
 			return err == nil && s.Candidates == 3 && s.Worker == "w1" && s.Endpoint == "http://w1:8000" && s.Device == 6 &&
 				s.CachedTokens == 6*harness.BlockSize && s.Complete, fmt.Sprintf("%+v %v", s, err)
 		})
 	}
 
-	// In blocks, w1 costs 10 - 6 of prefill and 10 of decode; each request that is booked there adds 4 of prefill, and
-	// shares its blocks with the next. The others cost 10 + 10.
+	// In blocks, w1 costs 10 - 6 of prefill and 10 of decode; a booking there adds 4 of prefill, and shares its blocks
+	// with the next request. The other workers cost 10 + 10.
 	s, err := asks[0].Select(ctx, request("r1"))
 	if err != nil || s.Worker != "w1" || !s.Booked || s.Cost != 14 {
 		t.Fatalf("%+v, %v", s, err)
@@ -74,7 +75,7 @@ func TestSelect(t *testing.T) {
 	same := func(want api.RankLoad) {
 		t.Helper()
 		for i, c := range append(asks, over) {
-			harness.Eventually(t, fmt.Sprintf("client %d is told of the load", i), func() (bool, string) {
+			harness.Eventually(t, fmt.Sprintf("client %d gets the load", i), func() (bool, string) {
 				list, err := c.Loads(ctx, "m")
 				return err == nil && len(list.Models) == 1 && len(list.Models[0].Ranks) == 3 &&
 					reflect.DeepEqual(list.Models[0].Ranks[0], want), fmt.Sprintf("%+v %v", list, err)
@@ -102,7 +103,7 @@ func TestSelect(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 
-	// What is booked on one node is ended on others, and what a killed node has booked stays.
+	// A booking on a node is ended on another node, and the bookings of a killed node stay.
 	nodes[0].Kill()
 	if err := asks[2].PrefillComplete(ctx, "m", "r1"); err != nil {
 		t.Error(err)
@@ -137,7 +138,7 @@ func TestSelect(t *testing.T) {
 		t.Fatalf("drain: %+v", r)
 	}
 	for i, c := range append(asks, over) {
-		harness.Eventually(t, fmt.Sprintf("client %d is told of another worker", i), func() (bool, string) {
+		harness.Eventually(t, fmt.Sprintf("client %d gets another worker", i), func() (bool, string) {
 			s, err := c.Select(ctx, request(""))
 			return err == nil && s.Worker != "w1", fmt.Sprintf("%+v %v", s, err)
 		})
@@ -152,6 +153,6 @@ func TestSelect(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", "select", "--nats", nats, "--model", "m", "--tokens-file", file, "--policy",
 		"best"); r.Code != 1 || !strings.Contains(r.Stderr, "least_load") {
-		t.Errorf("select by what is no policy: %+v", r)
+		t.Errorf("select with an unknown policy: %+v", r)
 	}
 }

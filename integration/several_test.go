@@ -17,9 +17,9 @@ func newLives(p *harness.Process) int {
 	return strings.Count(p.Said(), "a new incarnation of the engine begins")
 }
 
-// TestSeveralEnginesAtOneWorker has three engines without topics of their own dial the shim of one worker. One of them
-// is followed: each answer is what that one holds. The shim, the status and doctor report the others until they are
-// gone, and no message begins an incarnation.
+// TestSeveralEnginesAtOneWorker connects three engines without separate topics to the shim of a worker. The shim
+// follows a single engine: every answer has the blocks of this engine. The shim, the status and the doctor report the
+// other engines until the end, and no message begins an incarnation.
 func TestSeveralEnginesAtOneWorker(t *testing.T) {
 	t.Parallel()
 	for name, topics := range map[string][]string{
@@ -59,10 +59,10 @@ func TestSeveralEnginesAtOneWorker(t *testing.T) {
 				followed = engines[0]
 			}
 			c.answers("with three", followed, prompts)
-			if n := newLives(shim); n > len(engines) { // at most one for each engine that is followed
+			if n := newLives(shim); n > len(engines) { // at most one for every followed engine
 				t.Errorf("%d incarnations\n%s", n, shim.Said())
 			}
-			harness.Eventually(t, "status and doctor report it", func() (bool, string) {
+			harness.Eventually(t, "status and doctor report the engines", func() (bool, string) {
 				status := strings.Join(harness.Status(t, x.NATS).Problems, "\n")
 				doctor := harness.Run(t, "indexer", "doctor", "--nats", x.NATS, "--json").Stdout
 				return strings.Contains(status, "several engines publish to the shims of 1 ranks") &&
@@ -74,7 +74,7 @@ func TestSeveralEnginesAtOneWorker(t *testing.T) {
 				}
 			}
 			shim.WaitFor("one engine publishes to this shim again")
-			harness.Eventually(t, "status reports it no more", func() (bool, string) {
+			harness.Eventually(t, "the status no longer reports the engines", func() (bool, string) {
 				status := strings.Join(harness.Status(t, x.NATS).Problems, "\n")
 				return !strings.Contains(status, "several engines"), status
 			})
@@ -87,14 +87,14 @@ func TestSeveralEnginesAtOneWorker(t *testing.T) {
 	}
 }
 
-// answers waits until each answer about worker w is what an engine holds.
+// answers waits until every answer about worker w has an engine's blocks.
 func (c *central) answers(when string, e *enginesim.Engine, prompts [][]uint32) {
 	c.t.Helper()
 	c.agrees(when, simulatedFleet{"w/0": {"m", e}}, []string{"m"}, prompts)
 }
 
-// TestSeveralRanksAtOneSocket: one publisher numbers the messages of two ranks in one sequence. Those of the other rank
-// are skipped, its clear with them.
+// TestSeveralRanksAtOneSocket has a publisher with the messages of two ranks in a single sequence. The messages of the
+// other rank are skipped, including the clear.
 func TestSeveralRanksAtOneSocket(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -119,7 +119,7 @@ func TestSeveralRanksAtOneSocket(t *testing.T) {
 		}
 		return []any{"BlockStored", names, nil, tokens, 16, nil, "GPU"}
 	}
-	say(3, stored(1, prompt)) // of another rank, which is credited until the shimmed one speaks
+	say(3, stored(1, prompt)) // of another rank, which is credited until the shimmed rank publishes
 	x.WaitDepth(t, "m", prompt, "w", 3)
 	shim.WaitFor("the engine names another data-parallel rank; its blocks are credited to this one.*engine_rank=3")
 	say(0, stored(11, prompt[:32]))
@@ -135,8 +135,9 @@ func TestSeveralRanksAtOneSocket(t *testing.T) {
 	}
 }
 
-// TestSeveralEnginesBehindAForwarder: two engines come over one connection with one topic. Nothing tells them apart but
-// their numbers. The shim does not begin an incarnation with each message, and answers that the worker holds nothing.
+// TestSeveralEnginesBehindAForwarder connects two engines through a single connection with the same topic. Only the
+// message numbers distinguish the engines. The shim does not begin an incarnation with every message, and the worker
+// holds no block.
 func TestSeveralEnginesBehindAForwarder(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// echo answers each call with the same matches.
+// echo replies to every call with the same matches.
 type echo struct {
 	kvindexerpb.UnimplementedKVIndexerServer
 	answer *kvindexerpb.MatchExternalKvPrefixResponse
@@ -34,10 +34,10 @@ func (e echo) MatchExternalKvPrefix(context.Context, *kvindexerpb.MatchExternalK
 	return e.answer, nil
 }
 
-// echoed is the variable with what the process of [startEcho] answers.
+// echoed is the environment variable with the reply of [startEcho]'s process.
 const echoed = "KVATLAS_TEST_ECHO"
 
-// startEcho starts a bare gRPC server in a process of its own, as an indexer is one.
+// startEcho starts a bare gRPC server in a separate process, as an indexer is.
 func startEcho(b *testing.B, answer *kvindexerpb.MatchExternalKvPrefixResponse) (address string) {
 	b.Helper()
 	message, err := proto.Marshal(answer)
@@ -70,7 +70,7 @@ func startEcho(b *testing.B, answer *kvindexerpb.MatchExternalKvPrefixResponse) 
 	return ""
 }
 
-// BenchmarkEcho is that process. Otherwise it measures nothing.
+// BenchmarkEcho is the process of startEcho. Otherwise it measures nothing.
 func BenchmarkEcho(b *testing.B) {
 	message, err := hex.DecodeString(os.Getenv(echoed))
 	if err != nil || len(message) == 0 {
@@ -85,12 +85,12 @@ func BenchmarkEcho(b *testing.B) {
 	kvindexerpb.RegisterKVIndexerServer(server, e)
 	go server.Serve(l)
 	fmt.Printf("\necho at %s\n", l.Addr())
-	_, _ = io.Copy(io.Discard, os.Stdin) // until it is closed
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the end of the input
 	server.Stop()
 }
 
-// BenchmarkSGLangRouter asks an indexer as SGLang's router does, for 512 hashes that 64 workers hold by turns in device
-// and host memory, and by turns a bare gRPC server that answers the same. An operation is one call to each.
+// BenchmarkSGLangRouter alternates between an indexer, with SGLang's calls for 512 hashes on 64 workers in device and
+// host memory, and a bare gRPC server with the same reply. An operation is a call to each.
 func BenchmarkSGLangRouter(b *testing.B) {
 	const workers, blocks = 64, 512
 	x := harness.StartIndexer(b, b.TempDir(), "", "--grpc-listen", "127.0.0.1:0")

@@ -17,9 +17,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestSGLangRouter asks two nodes over gRPC, as SGLang's router does, of workers whose blocks lie in device or host
-// memory, some of them of hybrid models and of another model. The matches are the naive twin's, by the addresses that
-// the workers are registered with.
+// TestSGLangRouter queries two nodes over gRPC, as SGLang's router does, about workers with blocks in device or host
+// memory, some with hybrid models or another model. The matches must be the naive twin's, with the registered addresses
+// of the workers.
 func TestSGLangRouter(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -80,7 +80,7 @@ func TestSGLangRouter(t *testing.T) {
 		truth.Apply(0, b.Events)
 		harness.PublishAs(t, ctx, ns, worker, b)
 		body := fmt.Sprintf(`{"instance":%q,"model":%q,"block_size":%d}`, worker, model, harness.BlockSize)
-		if i != 6 { // which has no address
+		if i != 6 { // worker 6 has no address
 			body = strings.TrimSuffix(body, "}") + fmt.Sprintf(`,"endpoint":%q}`, address)
 			asked[address] = func(n int) uint32 { return uint32(truth.Within(locals[:n], events.Device, events.Host)) }
 		}
@@ -129,6 +129,6 @@ func TestSGLangRouter(t *testing.T) {
 	if err := nobody.Invoke(ctx, "/kv_indexer.v1.KVIndexer/ApplyExternalKvBatch",
 		&kvindexerpb.MatchExternalKvPrefixRequest{}, &kvindexerpb.MatchExternalKvPrefixResponse{},
 		grpc.WaitForReady(true)); status.Code(err) != codes.Unimplemented {
-		t.Errorf("a call that is not served: %v", err)
+		t.Errorf("an unknown call: %v", err)
 	}
 }

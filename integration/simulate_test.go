@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestSimulatedEngine runs the three programs as someone would who tries kvatlas without a GPU, and probes the indexer.
+// TestSimulatedEngine runs the three programs as in a trial without a GPU, and probes the indexer.
 func TestSimulatedEngine(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
@@ -31,9 +31,9 @@ func TestSimulatedEngine(t *testing.T) {
 	}
 	if r := harness.Run(t, "indexer", "probe", fmt.Sprintf("http://%s/nowhere", x.HTTP)); r.Code != 1 ||
 		r.Stderr == "" {
-		t.Errorf("probing a path that is not there ended with %d and %q", r.Code, r.Stderr)
+		t.Errorf("the probe of an unknown path ended with %d and %q", r.Code, r.Stderr)
 	}
 	if r := harness.Run(t, "indexer", "probe", "http://"+loopback.Reserve(t)); r.Code != 1 || r.Stderr == "" {
-		t.Errorf("probing where nobody listens ended with %d and %q", r.Code, r.Stderr)
+		t.Errorf("the probe of a closed port ended with %d and %q", r.Code, r.Stderr)
 	}
 }

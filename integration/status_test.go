@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// statusOfAll is what indexer status --json prints.
+// statusOfAll is the output of indexer status --json.
 type statusOfAll struct {
 	Nodes []struct {
 		Node, Zone, Error string
@@ -19,8 +19,8 @@ type statusOfAll struct {
 	Problems []string
 }
 
-// TestStatusOfAllNodes asks three nodes how they are: all are shown, by whoever answers. One that is killed is named,
-// first because it does not answer, then because its record stands still, and the exit status is 1.
+// TestStatusOfAllNodes reads the status of three nodes: every node lists all nodes. A killed node is named, first
+// because of the missing reply, then because of the stale record, and the exit status is 1.
 func TestStatusOfAllNodes(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -42,7 +42,7 @@ func TestStatusOfAllNodes(t *testing.T) {
 		}
 		return r, s
 	}
-	well := func() (bool, string) { // and known to each other
+	well := func() (bool, string) { // healthy, and visible to each other
 		r, s := ask()
 		known := 0
 		for _, n := range s.Nodes {
@@ -59,7 +59,7 @@ func TestStatusOfAllNodes(t *testing.T) {
 			t.Errorf("the table lacks %s: %+v", name, r)
 		}
 	}
-	for _, name := range []string{"a", "b", "c"} { // each by way of whichever takes it
+	for _, name := range []string{"a", "b", "c"} { // through a random node each
 		var s api.Status
 		r := harness.Run(t, "indexer", "status", "--nats", nats, "--node", name, "--json")
 		if r.Code != 0 || json.Unmarshal([]byte(r.Stdout), &s) != nil || s.Node != name || len(s.Partitions) != 2 {
@@ -75,9 +75,9 @@ func TestStatusOfAllNodes(t *testing.T) {
 	if r.Code != 1 || len(s.Nodes) != 3 || s.Nodes[2].Status != nil || s.Nodes[2].Zone != "rack-2" ||
 		!strings.Contains(s.Nodes[2].Error, "node c ") ||
 		!strings.Contains(r.Stderr, "node c ") {
-		t.Errorf("with a node that was killed just now: %+v", r)
+		t.Errorf("just after the kill of a node: %+v", r)
 	}
-	harness.Eventually(t, "it is known to be gone", func() (bool, string) {
+	harness.Eventually(t, "the node is listed as gone", func() (bool, string) {
 		r, s := ask()
 		return r.Code == 1 && len(s.Nodes) == 3 &&
 			strings.Contains(s.Nodes[2].Error, "node c is gone"), r.Stdout + r.Stderr

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// lenient are the files that decode JSON with encoding/json alone, and why that is no danger: names of fields are not
-// told apart by letter case there, and of two of one name the last counts. All others use internal/base/strictjson or
-// the readers of pkg/api.
+// lenient are the files that decode JSON only with encoding/json, with the reason that it is safe. encoding/json
+// ignores the case of names, and uses the last of duplicate names. All other files use internal/base/strictjson or the
+// readers of pkg/api.
 var lenient = map[string]string{
 	"cmd/indexer/ask.go":                              "a text of the user's own command line",
 	"cmd/indexer/lameduck.go":                         "answers of the NATS server",
@@ -26,8 +26,8 @@ var lenient = map[string]string{
 	"internal/faces/compat/dynamoselect/ranktexts.go": "of two equal names the last counts, as in Dynamo",
 	"internal/ingest/kube/copy.go":                    "frames of a watch; their objects are decoded strictly",
 	"internal/ingest/etcd/etcd.go":                    "answers of etcd",
-	"internal/base/strictjson/strictjson.go":          "it is what the others use",
-	"pkg/api/handle.go":                               "replies to clients; requests have a reader of their own",
+	"internal/base/strictjson/strictjson.go":          "the strict reader itself",
+	"pkg/api/handle.go":                               "replies to clients; requests have a separate reader",
 	"pkg/hicache/mooncake.go":                         "answers of a store's master",
 	"pkg/hicache/reply.go":                            "answers of a store's master",
 	"pkg/jetstream/batch.go":                          "answers of the NATS server",
@@ -50,7 +50,7 @@ func TestStrictJSON(t *testing.T) {
 			if name := filepath.ToSlash(strings.TrimPrefix(path, "../")); decodes.Match(text) {
 				found[name] = true
 				if lenient[name] == "" {
-					t.Errorf("%s decodes by encoding/json; use internal/base/strictjson, or say here why that is no danger", name)
+					t.Errorf("%s decodes with encoding/json; use internal/base/strictjson, or add the reason here", name)
 				}
 			}
 			return err

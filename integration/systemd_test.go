@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// execStart is the program of a unit of deploy/systemd, and its arguments.
+// execStart returns the program of a unit in deploy/systemd with its arguments.
 func execStart(t *testing.T, unit string) (program string, args []string) {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^ExecStart=/usr/local/bin/(\S+) (.*)$`).FindStringSubmatch(
@@ -30,8 +30,8 @@ func execStart(t *testing.T, unit string) (program string, args []string) {
 	return m[1], strings.Fields(m[2])
 }
 
-// TestUnitSettings: the flags of the units are flags of what they start, and what their files of settings name, in
-// comments too, are its settings.
+// TestUnitSettings checks that the units' flags and the settings in their files, including comments, exist in the
+// programs.
 func TestUnitSettings(t *testing.T) {
 	t.Parallel()
 	assigned := regexp.MustCompile(`(?m)(?:^#?|=| )((?:KVATLAS|NATS)_[A-Z0-9_]+)=`)
@@ -47,7 +47,7 @@ func TestUnitSettings(t *testing.T) {
 		has := func(flag string) bool { return strings.Contains(r.Stdout, " --"+flag+" ") }
 		for _, arg := range args[1:] {
 			if flag, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "="); !has(flag) {
-				t.Errorf("%s has %s, which %s has not", unit, arg, name)
+				t.Errorf("%s has %s, an unknown flag of %s", unit, arg, name)
 			}
 		}
 		seen := 0
@@ -70,9 +70,9 @@ func TestUnitSettings(t *testing.T) {
 	}
 }
 
-// TestUnitCredentials starts the indexer with the settings of secrets.conf, those in comments too but for the key for
-// NATS servers, and the files that systemd would put into a folder for it, which only it may read: HTTP needs the token
-// and the certificate.
+// TestUnitCredentials starts the indexer with the settings of secrets.conf, including comments except for the key for
+// NATS servers, and with the files that systemd would put into a private folder. HTTP then needs the token and the
+// certificate.
 func TestUnitCredentials(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -96,7 +96,7 @@ func TestUnitCredentials(t *testing.T) {
 		"KVATLAS_NATS_LISTEN": "127.0.0.1:0"}
 	for _, m := range regexp.MustCompile(`(?:^|[= ])([A-Z_]+)=%d/(\S+)`).FindAllStringSubmatch(text, -1) {
 		if _, ok := loaded[m[2]]; !ok {
-			t.Errorf("%s is the file %s, which is not loaded", m[1], m[2])
+			t.Errorf("%s names the file %s, which is not loaded", m[1], m[2])
 		}
 		if m[2] != "node.nk" {
 			env[m[1]] = filepath.Join(credentials, m[2])
@@ -135,15 +135,15 @@ func TestUnitCredentials(t *testing.T) {
 	}
 }
 
-// TestUnitsRun starts the programs as the units have them, with their files of settings, addresses aside. The indexer
-// says that it is ready when it is, as Type=notify asks for, and keeps its data in its working directory.
+// TestUnitsRun starts the programs with the units' arguments and files of settings, apart from addresses. The indexer
+// notifies its readiness, as Type=notify requires, and stores its data in its working directory.
 func TestUnitsRun(t *testing.T) {
 	t.Parallel()
 	env, err := exec.LookPath("env")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "unit") // whose path is short: that of a socket has at most 104 bytes
+	dir, err := os.MkdirTemp("", "unit") // a short path: a socket's path has at most 104 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,14 +169,14 @@ func TestUnitsRun(t *testing.T) {
 	}
 	said := make([]byte, 100)
 	if n, err := manager.Read(said); err != nil || string(said[:n]) != "READY=1" {
-		t.Fatalf("the service manager hears %q, %v", said[:n], err)
+		t.Fatalf("the service manager receives %q, %v", said[:n], err)
 	}
 	res, err := http.Get("http://" + http_ + "/readyz")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if res.Body.Close(); res.StatusCode != http.StatusOK {
-		t.Errorf("the indexer has said that it is ready, and /readyz says %s", res.Status)
+		t.Errorf("the indexer has notified its readiness, but /readyz replies %s", res.Status)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "kvatlas-data")); err != nil {
 		t.Error(err)

@@ -23,9 +23,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/openaisim"
 )
 
-// startTokenizer serves an engine's tokenizer and renderer. Every text has the prompt's tokens, and of messages with an
-// image the fourth block is the image, which has an identifier unless it is at "nowhere". It returns how often it was
-// asked, and what makes it fail.
+// startTokenizer serves an engine's tokenizer and renderer. Every text has the prompt's tokens. In messages with an
+// image, the fourth block is the image, with an identifier except at "nowhere". asked counts the requests, and fails
+// enables failures.
 func startTokenizer(t *testing.T, prompt []uint32) (url string, asked *atomic.Int32, fails *atomic.Bool) {
 	asked, fails = &atomic.Int32{}, &atomic.Bool{}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -64,8 +64,8 @@ func startTokenizer(t *testing.T, prompt []uint32) (url string, asked *atomic.In
 	return s.URL, asked, fails
 }
 
-// TestRequestTemplates has chat templates of requests: a node refuses them over HTTP and NATS, in find and select, and
-// asks no tokenizer, unless it is told to run them.
+// TestRequestTemplates sends chat templates in requests. A node refuses them over HTTP and NATS, in find and select,
+// without a request to a tokenizer, unless enabled by a flag.
 func TestRequestTemplates(t *testing.T) {
 	t.Parallel()
 	url, asked, _ := startTokenizer(t, harness.Tokens(1, 2*harness.BlockSize))
@@ -123,8 +123,8 @@ func TestRequestTemplates(t *testing.T) {
 	}
 }
 
-// TestText asks three nodes about texts: one has a tokenizer's URL, one a renderer's, and one asks the model's own
-// workers.
+// TestText sends texts to three nodes: a node with a tokenizer's URL, a node with a renderer's URL, and a node that
+// uses the model's own workers.
 func TestText(t *testing.T) {
 	t.Parallel()
 	prompt := harness.Tokens(1, 10*harness.BlockSize+3)
@@ -179,7 +179,7 @@ func TestText(t *testing.T) {
 	for i, c := range append(asks, over) {
 		for _, text := range []*api.Text{{Prompt: "hello"}, {Messages: chat}} {
 			text.ReturnTokenIDs = true
-			harness.Eventually(t, fmt.Sprintf("client %d is told of w1 and the tokens", i), func() (bool, string) {
+			harness.Eventually(t, fmt.Sprintf("client %d gets w1 and the tokens", i), func() (bool, string) {
 				a, err := c.Find(ctx, &client.Query{Model: "m", Text: text})
 				return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 6 && a.Blocks == 10 && a.Tokenized &&
 					a.PromptTokens == len(prompt) && slices.Equal(a.TokenIDs, prompt), fmt.Sprintf("%+v %v", a, err)
@@ -194,11 +194,11 @@ func TestText(t *testing.T) {
 	before := asked.Load()
 	a, err := asks[1].Find(ctx, &client.Query{Model: "m", Text: &api.Text{Prompt: "hello"}})
 	if err != nil || !a.Tokenized || a.TokenIDs != nil || asked.Load() != before {
-		t.Errorf("asked again: %+v, %v; %d requests before, %d now", a, err, before, asked.Load())
+		t.Errorf("repeated query: %+v, %v; %d requests before, %d now", a, err, before, asked.Load())
 	}
 
-	// What an engine hashes of an image counts: no worker has this one. Of one without an identifier it is not known, so
-	// that nothing behind is looked up, but counts for the load.
+	// The engine's hash of an image counts: no worker has this image. An image without an identifier has no hash, so
+	// blocks after the image are not looked up, but count for the load.
 	for url, blocks := range map[string]int{"u": 10, "nowhere": 3} {
 		image := &api.Text{Messages: api.Value(
 			`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"` + url + `"}}]}]`)}
@@ -208,7 +208,7 @@ func TestText(t *testing.T) {
 		}
 	}
 
-	// In a MessagePack of somebody else's.
+	// In MessagePack of another encoder.
 	packed := "\x82\xa5model\xa1m\xa8messages\x91\x82\xa4role\xa4user\xa7content\xa2hi"
 	r, err := http.Post("http://"+nodes[0].HTTP+"/v1/find", api.MsgPack, strings.NewReader(packed))
 	if err != nil || r.StatusCode != http.StatusOK {
@@ -283,7 +283,7 @@ func TestText(t *testing.T) {
 		t.Errorf("query without messages: %+v", run)
 	}
 
-	// A node without tokenizers says what to do.
+	// The error of a node without tokenizers has the remedy.
 	none, err := client.HTTP([]string{"http://" + start("none", "").HTTP}, client.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -294,8 +294,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestTextAnnounced sends an engine chats by two nodes: one makes the tokens that the engine makes, and one has another
-// template. Each is told so, and by nothing else than what the engine announces.
+// TestTextAnnounced sends chats to an engine through two nodes: a node with the engine's template, and a node with
+// another template. Both nodes detect the result only from the engine's events.
 func TestTextAnnounced(t *testing.T) {
 	t.Parallel()
 	sim := harness.StartSimEngine(t)
@@ -371,8 +371,8 @@ func TestTextAnnounced(t *testing.T) {
 			t.Fatalf("%+v, %v", s, err)
 		}
 		chats(s.Endpoint+"/v1/chat/completions", []byte(`{"model":"m","messages":`+messages+`}`))
-		// the chat's four blocks are known before it is said to have its first token, however slow this machine is
-		harness.Eventually(t, "the chat's blocks are known", func() (bool, string) {
+		// the chat's four blocks are in the index before the report of the first token, even on a slow machine
+		harness.Eventually(t, "the chat's blocks are in the index", func() (bool, string) {
 			list, err := c.Workers(ctx)
 			return err == nil && len(list.Workers) == 1 && list.Workers[0].Stored == uint64(1+4*n),
 				fmt.Sprintf("%+v %v", list, err)
@@ -402,7 +402,7 @@ func TestTextAnnounced(t *testing.T) {
 		}
 		return all
 	}
-	// one text after the other is compared; unknown is one whose blocks were announced before the node asked for counts
+	// texts are compared in sequence; unknown counts blocks announced before the start of the counts
 	for round := 1; counts(rightAddress)["match"] < 3 || counts(wrongAddress)["mismatch"] < 3; round++ {
 		chat(right)
 		chat(wrong)
@@ -423,7 +423,7 @@ func TestTextAnnounced(t *testing.T) {
 		if err != nil || want != slices.ContainsFunc(status.Problems, func(p string) bool {
 			return strings.Contains(p, "have other tokens")
 		}) {
-			t.Errorf("%+v, %v; it should say so: %v", status, err, want)
+			t.Errorf("%+v, %v; want a problem: %v", status, err, want)
 		}
 	}
 	wrongNode.WaitFor(`level=WARN msg="tokens differ from the engines'" problem=".*` + says)

@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
-// central is a shim at which engines dial in.
+// central is a shim for engines that connect to it.
 type central struct {
 	t     *testing.T
 	x     *harness.Indexer
@@ -36,7 +36,7 @@ func startCentral(t *testing.T, x *harness.Indexer, args ...string) *central {
 	return c
 }
 
-// engine starts a simulated engine that dials in, and waits until its subscription is there.
+// engine starts a simulated engine that connects, and waits for the subscription.
 func (c *central) engine(cfg enginesim.Config) *enginesim.Engine {
 	c.t.Helper()
 	cfg.Endpoint, cfg.Dial, cfg.NoReplay = c.where, true, true
@@ -76,7 +76,7 @@ func dialIn(t *testing.T, where string) *zmtpserver.Pub {
 
 func number(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 
-// depths returns what each rank of a model holds of a prompt, by its key.
+// depths returns the blocks of a prompt on every rank of a model, by key.
 func (c *central) depths(model string, prompt []uint32) (map[string]int, error) {
 	var a api.Answer
 	if err := harness.HTTPDo(c.x.HTTP, "POST", "/v1/find", api.Query{Model: model, Tokens: prompt}, &a); err != nil {
@@ -94,7 +94,7 @@ func (c *central) depths(model string, prompt []uint32) (map[string]int, error) 
 	return got, nil
 }
 
-// simulatedFleet is engines by their rank's key, with the model that each serves.
+// simulatedFleet maps the ranks' keys to the engines with their models.
 type simulatedFleet map[string]modelEngine
 
 type modelEngine struct {
@@ -102,7 +102,7 @@ type modelEngine struct {
 	engine *enginesim.Engine
 }
 
-// agrees waits until every answer is what the engines hold.
+// agrees waits until every answer has the engines' blocks.
 func (c *central) agrees(when string, fleet simulatedFleet, models []string, prompts [][]uint32) {
 	c.t.Helper()
 	for _, model := range models {
@@ -123,13 +123,13 @@ func (c *central) agrees(when string, fleet simulatedFleet, models []string, pro
 	}
 }
 
-// TestFiftyEnginesAtOneShim has 50 engines of two models, two of them with two ranks, dial one shim. Engines evict,
-// restart, end and come back, while a stranger sends topics that name nobody. Every answer is what the engines hold.
+// TestFiftyEnginesAtOneShim connects 50 engines of two models, two of them with two ranks, to a shim. Engines evict,
+// restart, end and return, while another publisher sends unknown topics. Every answer must have the engines' blocks.
 func TestFiftyEnginesAtOneShim(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	// Restarted engines dial in again within this time, also on a busy machine. Otherwise they are gone until they
-	// publish.
+	// Restarted engines reconnect within this time, also on a busy machine. Otherwise they count as gone until their first
+	// message.
 	c := startCentral(t, x, "--block-size", "16", "--engine-gone-after", "10s")
 	rng := rand.New(rand.NewPCG(50, 1))
 	models := []string{"org/m@1", "n"}
@@ -178,7 +178,7 @@ func TestFiftyEnginesAtOneShim(t *testing.T) {
 	serve(keys, 6)
 	c.agrees("at first", fleet, models, prompts)
 
-	for _, key := range keys[:10] { // they restart at once
+	for _, key := range keys[:10] { // these restart at once
 		if err := fleet[key].engine.Restart(); err != nil {
 			t.Fatal(err)
 		}
@@ -187,10 +187,10 @@ func TestFiftyEnginesAtOneShim(t *testing.T) {
 	for _, key := range keys[10:20] {
 		fleet[key].engine.Crash()
 	}
-	c.agrees("with ten gone, and ten restarted that hold nothing", fleet, models, prompts)
+	c.agrees("with ten ended and ten empty restarted engines", fleet, models, prompts)
 	serve(append(append([]string{}, keys[:10]...), keys[20:]...), 3)
 	c.agrees("with ten gone", fleet, models, prompts)
-	harness.Eventually(t, "those that are gone have no lease", func() (bool, string) {
+	harness.Eventually(t, "ended engines have no lease", func() (bool, string) {
 		list := harness.IndexerJSON[api.WorkerList](t, x.NATS, "workers").Workers
 		n := 0
 		for _, w := range list {
@@ -209,12 +209,12 @@ func TestFiftyEnginesAtOneShim(t *testing.T) {
 	serve(append(append([]string{}, keys[:15]...), keys[20:]...), 2)
 	c.agrees("with five back", fleet, models, prompts)
 	if said := c.shim.Said(); !strings.Contains(said, "messages with a topic without an engine are skipped") {
-		t.Errorf("nothing is said of topics that name nobody:\n%s", said)
+		t.Errorf("the log has no line about unknown topics:\n%s", said)
 	}
 }
 
-// TestKeysOfManyEngines serves three engines with NATS keys that permit less: a pool of one model, and one worker's
-// key. What the key permits is served, and what it does not is reported and harms nothing else.
+// TestKeysOfManyEngines serves three engines with restricted NATS keys: a pool of a single model, and a single worker's
+// key. Permitted engines are served, and the shim reports forbidden engines without other effects.
 func TestKeysOfManyEngines(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

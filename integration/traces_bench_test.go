@@ -24,7 +24,7 @@ var (
 	tracesQueries = flag.Int("traces.queries", 4000, "queries of each arm in each round of BenchmarkTraces")
 )
 
-// processorTime is what all threads of a process have used so far, as the kernel counts it.
+// processorTime returns the processor time of all threads of a process, as counted by the kernel.
 func processorTime(b *testing.B, pid int) (sum time.Duration) {
 	b.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -34,7 +34,7 @@ func processorTime(b *testing.B, pid int) (sum time.Duration) {
 	for _, path := range tasks {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		used, _, _ := strings.Cut(string(text), " ")
 		ns, err := strconv.ParseInt(used, 10, 64)
@@ -46,8 +46,8 @@ func processorTime(b *testing.B, pid int) (sum time.Duration) {
 	return sum
 }
 
-// startCounting counts the instructions of a process, if there is perf, until the returned function is called; 0: not
-// known.
+// startCounting counts the instructions of a process with perf, if available, until the returned function is called; 0
+// means unknown.
 func startCounting(b *testing.B, pid int) (end func() float64) {
 	b.Helper()
 	var said bytes.Buffer
@@ -57,7 +57,7 @@ func startCounting(b *testing.B, pid int) (end func() float64) {
 		return func() float64 { return 0 }
 	}
 	return func() float64 {
-		_ = cmd.Process.Signal(os.Interrupt) // it ends well or not; what it has said counts
+		_ = cmd.Process.Signal(os.Interrupt) // the exit status does not matter, only the output
 		_ = cmd.Wait()
 		n, _, _ := strings.Cut(said.String(), ",")
 		count, err := strconv.ParseFloat(strings.TrimSpace(n), 64)
@@ -68,10 +68,10 @@ func startCounting(b *testing.B, pid int) (end func() float64) {
 	}
 }
 
-// BenchmarkTraces measures what a query costs an indexer that sends no traces, one that sends those of a hundredth of
-// its queries, and one that sends all. They are asked in turn, in five rounds; what is reported are medians over the
-// rounds of the ratio to the one without traces, of the processor time per query and of the queries per second, and the
-// ratio of instructions over all rounds.
+// BenchmarkTraces measures the cost of a query on an indexer without traces, with traces of a hundredth of the queries,
+// and with traces of all queries. The three arms alternate in five rounds. The results are medians of the ratio to the
+// arm without traces, of the processor time per query and of the queries per second, and the ratio of instructions over
+// all rounds.
 func BenchmarkTraces(b *testing.B) {
 	collector := harness.StartCollector(b)
 	prompt := harness.Tokens(1, 64*harness.BlockSize)
@@ -83,7 +83,7 @@ func BenchmarkTraces(b *testing.B) {
 		name  string
 		pid   int
 		ask   *client.Client
-		used  []float64 // processor time of a query in each round, in microseconds
+		used  []float64 // processor time of a query in every round, in microseconds
 		speed []float64 // queries per second
 	}
 	var arms []*arm
@@ -138,7 +138,7 @@ func BenchmarkTraces(b *testing.B) {
 		all.Wait()
 	}
 	for _, a := range arms {
-		harness.Eventually(b, "all workers are known", func() (bool, string) {
+		harness.Eventually(b, "all workers are registered", func() (bool, string) {
 			answer, err := a.ask.Find(b.Context(), query)
 			return err == nil && len(answer.Workers) == 8, fmt.Sprint(answer, err)
 		})
@@ -148,7 +148,7 @@ func BenchmarkTraces(b *testing.B) {
 	for i, a := range arms {
 		count[i] = startCounting(b, a.pid)
 	}
-	const rounds, turns = 5, 8 // the arms take turns within a round, so that what else the machine does is spread
+	const rounds, turns = 5, 8 // the arms alternate within a round, which spreads other work of the machine
 	for b.Loop() {
 		for range rounds {
 			used, took := make([]time.Duration, len(arms)), make([]time.Duration, len(arms))

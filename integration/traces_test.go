@@ -29,14 +29,14 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// caller returns a context with the span of somebody who asks.
+// caller returns a context with the span of a client.
 func caller(ctx context.Context, n byte, flags trace.TraceFlags) (context.Context, trace.SpanContext) {
 	of := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{0: 7, 15: n},
 		SpanID: trace.SpanID{0: 9, 7: n}, TraceFlags: flags})
 	return trace.ContextWithSpanContext(ctx, of), of
 }
 
-// spanTree writes a trace below a span as names in order, each with what is below it.
+// spanTree writes the trace below a span as sorted names with their children.
 func spanTree(spans []harness.CollectedSpan, parent string) string {
 	var below []string
 	for _, s := range spans {
@@ -51,9 +51,8 @@ func spanTree(spans []harness.CollectedSpan, parent string) string {
 	return "(" + strings.Join(slices.Compact(below), " ") + ")"
 }
 
-// TestTraces: two nodes, of which each has workers that the other has not, two shims, a tokenizer and a shared store
-// send spans to a collector, which are the whole way of a query, a choice and a batch of events. What is not sampled
-// sends none.
+// TestTraces runs two nodes with different workers, two shims, a tokenizer and a shared store with a collector. The
+// spans show all steps of a query, a choice and a batch of events. Unsampled requests send no spans.
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	collector := harness.StartCollector(t)
@@ -106,7 +105,7 @@ func TestTraces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const more = 8 // so that some are in each partition
+	const more = 8 // enough for every partition
 	for i := range more {
 		e := events.Event{Kind: events.Stored, Tier: events.Device, Locals: hasher.Hash(nil, prompt[:2*harness.BlockSize]),
 			Blocks: []events.BlockHash{1, 2}}
@@ -122,8 +121,8 @@ func TestTraces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	query := &client.Query{Model: "m", Text: &api.Text{Prompt: "a prompt of which nobody is to know"}}
-	harness.Eventually(t, "both nodes are asked, and the shared store", func() (bool, string) {
+	query := &client.Query{Model: "m", Text: &api.Text{Prompt: "a secret prompt"}}
+	harness.Eventually(t, "both nodes and the shared store get a query", func() (bool, string) {
 		a, err := onA.Find(ctx, query)
 		return err == nil && a.Complete && len(a.Workers) == more+2 && a.Workers[0].Device == 6 &&
 			a.L3.Status == api.L3OK, fmt.Sprintf("%+v %v", a, err)
@@ -133,8 +132,8 @@ func TestTraces(t *testing.T) {
 		return collector.Spans(func(s *harness.CollectedSpan) bool { return s.Trace == c.TraceID().String() })
 	}
 	number := byte(0)
-	// until asks, each time with a span of its own, until is is true of the trace that follows from one of them: nodes
-	// may be taken for gone if the machine stands still, and what is asked then goes another way.
+	// until repeats a request, every time with another span, until a resulting trace satisfies is. Nodes may count as gone
+	// after a pause of the machine, and requests then take another path.
 	until := func(what string, ask func(ctx context.Context) error, is func([]harness.CollectedSpan, string) bool) (
 		spans []harness.CollectedSpan) {
 		t.Helper()
@@ -222,7 +221,7 @@ func TestTraces(t *testing.T) {
 		t.Errorf("a choice: %v", root.Attributes)
 	}
 
-	spans = until("the trace of what is refused says why", func(ctx context.Context) error {
+	spans = until("the trace of a refusal has the reason", func(ctx context.Context) error {
 		if _, err := over.Find(ctx, &client.Query{Model: "none", Tokens: prompt}); client.CodeOf(err) !=
 			api.CodeUnknownModel {
 			return fmt.Errorf("no refusal: %w", err)
@@ -231,15 +230,15 @@ func TestTraces(t *testing.T) {
 	}, func(spans []harness.CollectedSpan, _ string) bool { return named(spans, "kvatlas.find").ID != "" })
 	attributes(named(spans, "kvatlas.find"), server, map[string]string{"error.type": string(api.CodeUnknownModel)})
 
-	// Batches of events, and who has applied them.
-	harness.Eventually(t, "batches have spans, and who applied them has linked ones", func() (bool, string) {
+	// Batches of events, and the nodes that have applied them.
+	harness.Eventually(t, "batches have spans, with linked spans of the applying nodes", func() (bool, string) {
 		batches := collector.Spans(func(s *harness.CollectedSpan) bool { return s.Name == "shim.batch" })
 		for _, b := range batches {
 			links := collector.Spans(func(s *harness.CollectedSpan) bool {
 				return s.Name == "apply" && slices.Contains(s.Links, b.Trace+" "+b.ID)
 			})
 			if len(links) == 0 {
-				return false, fmt.Sprintf("nobody has applied %+v", b)
+				return false, fmt.Sprintf("no node has applied %+v", b)
 			}
 			attributes(b, tracepb.Span_SPAN_KIND_PRODUCER, map[string]string{"messaging.system": "nats", "kvatlas.model": "m"})
 			attributes(links[0], tracepb.Span_SPAN_KIND_CONSUMER, map[string]string{"messaging.system": "nats",
@@ -252,7 +251,7 @@ func TestTraces(t *testing.T) {
 		return len(batches) > 0, "no batch"
 	})
 
-	// What is not sampled, or must not be seen.
+	// Unsampled or secret data.
 	asking, unsampled := caller(ctx, 255, 0)
 	for _, c := range []*client.Client{onA, over} {
 		if _, err := c.Find(asking, query); err != nil {
@@ -265,22 +264,22 @@ func TestTraces(t *testing.T) {
 	}
 	said := ""
 	for _, p := range []*harness.Process{traced, quiet, nodes["a"].Process, nodes["b"].Process} {
-		p.Stop() // who is stopped sends what waits
+		p.Stop() // a stopped shim sends waiting spans
 		said += p.Said()
 	}
 	if spans := of(unsampled); len(spans) > 0 {
 		t.Errorf("not sampled: %+v", spans)
 	}
 	wrong := collector.Spans(func(s *harness.CollectedSpan) bool {
-		return strings.Contains(fmt.Sprint(s.Attributes), "of which nobody is to know") || s.Instance == "quiet"
+		return strings.Contains(fmt.Sprint(s.Attributes), "a secret prompt") || s.Instance == "quiet"
 	})
 	if len(wrong) > 0 || strings.Contains(said, "collectors-own-token") {
-		t.Errorf("sent all the same: %+v, said: %s", wrong, said)
+		t.Errorf("sent anyway: %+v, log: %s", wrong, said)
 	}
 }
 
-// TestTracesGRPC: calls over gRPC go on in the trace that their metadata name: SGLang's question and its find, Envoy's
-// stream and its choice. What is not sampled there is not sent.
+// TestTracesGRPC checks that calls over gRPC continue the trace in their metadata: SGLang's call with its find, Envoy's
+// stream with its choice. Unsampled calls send no spans.
 func TestTracesGRPC(t *testing.T) {
 	t.Parallel()
 	collector := harness.StartCollector(t)

@@ -8,9 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestWrongBlockSizeIsAProblem has a shim told another block size than its engine has, for a model that nobody has
-// served before: nothing of what the engine announces can be taken, and the indexer's status says so, and what to do,
-// until an engine with that size is there.
+// TestWrongBlockSizeIsAProblem runs a shim with another block size than its engine, for a new model. All events of the
+// engine are skipped, and the indexer's status has the problem with the remedy, until an engine with the size exists.
 func TestWrongBlockSizeIsAProblem(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")

@@ -13,8 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestOneVersion asks both programs, a node's status, its NATS service, the changes and the pages for the version: all
-// say the same.
+// TestOneVersion compares the versions in both programs, a node's status, its NATS service, the changes and the pages.
 func TestOneVersion(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "CHANGELOG.md"))
@@ -51,7 +50,7 @@ func TestOneVersion(t *testing.T) {
 	}
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	if status := harness.Status(t, x.NATS); status.Version != want {
-		t.Errorf("the status says %q", status.Version)
+		t.Errorf("the status has %q", status.Version)
 	}
 	conn, err := jetstream.Connect(t.Context(), jetstream.ConnOptions{URLs: []string{"nats://" + x.NATS}, Core: true})
 	if err != nil {
@@ -68,7 +67,7 @@ func TestOneVersion(t *testing.T) {
 			return true, ""
 		})
 		if "v"+said.Version != want {
-			t.Errorf("the service %s says version %q", service, said.Version)
+			t.Errorf("the service %s has version %q", service, said.Version)
 		}
 	}
 }

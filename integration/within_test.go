@@ -14,9 +14,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestWithin asks two nodes, each of which keeps a part, for depths within some tiers of workers whose blocks lie in
-// one tier or another, some of them of hybrid models: by tokens, hashes and engine hashes, over HTTP and NATS and by
-// the command line. The answers are the naive twin's.
+// TestWithin queries two nodes with a part of the partitions each for depths within some tiers, by tokens, hashes and
+// engine hashes, over HTTP, NATS and the command line. The workers have blocks in different tiers, and some have hybrid
+// models. The answers must be the naive twin's.
 func TestWithin(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
@@ -67,7 +67,7 @@ func TestWithin(t *testing.T) {
 			for g, k := range kinds {
 				e := events.Event{Kind: events.Stored, Group: events.GroupIndex(g), Attention: k.Kind, Window: k.Window,
 					Drops: k.Drops, Tier: events.Tier(1 + rng.IntN(2+rng.IntN(3))), Blocks: names[n : n+1]}
-				if i == 7 { // nothing of it in device
+				if i == 7 { // no block in device
 					e.Tier = events.Host
 				}
 				if e.HasParent = n > 0; n > 0 && g == 0 {
@@ -78,7 +78,7 @@ func TestWithin(t *testing.T) {
 				} else {
 					e.HasParent = false
 				}
-				for range 1 + rng.IntN(2) { // in one tier or two
+				for range 1 + rng.IntN(2) { // in a tier or two
 					b.Events = append(b.Events, e)
 					if e.Tier = 1 + e.Tier%2; i == 7 {
 						break
@@ -99,7 +99,7 @@ func TestWithin(t *testing.T) {
 		want[worker] = o
 	}
 	if deeper < 3 {
-		t.Errorf("%d workers have more in device and host together than in one after the other: no test", deeper)
+		t.Errorf("only %d workers have more blocks in device and host together than in sequence", deeper)
 	}
 	for i, ask := range clients {
 		for _, q := range []client.Query{{Tokens: prompt}, {Hashes: hashes}, {EngineHashes: engine}} {
@@ -122,7 +122,7 @@ func TestWithin(t *testing.T) {
 			}
 			for _, o := range a.Workers {
 				if o.Within != nil {
-					t.Errorf("nobody has asked: %+v", o)
+					t.Errorf("an unexpected answer: %+v", o)
 				}
 			}
 		}

@@ -17,7 +17,7 @@ import (
 
 // Authority signs certificates for 127.0.0.1.
 type Authority struct {
-	File string // its certificate, PEM
+	File string // the certificate, PEM
 
 	t    testing.TB
 	dir  string
@@ -36,7 +36,7 @@ func NewAuthority(t testing.TB) *Authority {
 	return a
 }
 
-// Issue writes a certificate of a server or a client, and its key.
+// Issue writes a certificate of a server or a client with its key.
 func (a *Authority) Issue(name string, usage x509.ExtKeyUsage) (cert, key string) {
 	a.t.Helper()
 	a.issue(&x509.Certificate{Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
@@ -44,7 +44,7 @@ func (a *Authority) Issue(name string, usage x509.ExtKeyUsage) (cert, key string
 	return filepath.Join(a.dir, name+".crt"), filepath.Join(a.dir, name+".key")
 }
 
-// issue signs what is asked for with the parent's key, or with the new key if there is none.
+// issue signs a certificate with the parent's key, or with the new key without a parent.
 func (a *Authority) issue(asked, parent *x509.Certificate, with *ecdsa.PrivateKey, name string) *ecdsa.PrivateKey {
 	a.t.Helper()
 	must := func(err error) {

@@ -19,7 +19,7 @@ func Client(t testing.TB, conn *jetstream.Conn, namespace string, o client.Optio
 	return c
 }
 
-// NodeClient returns a client of one node of the default namespace, which answers for what it holds itself.
+// NodeClient returns a client of a single node of the default namespace, which answers from its own partitions.
 func NodeClient(t testing.TB, conn *jetstream.Conn, node string) *client.Client {
 	t.Helper()
 	pool, err := rpc.NewPool(conn.NATS())

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// StartNATS runs a NATS server with JetStream until the test ends, and returns its address.
+// StartNATS runs a NATS server with JetStream until the end of the test, and returns the address.
 func StartNATS(t testing.TB) string {
 	t.Helper()
 	addr := loopback.Reserve(t)
@@ -41,7 +41,7 @@ func OpenNamespace(t testing.TB, ctx context.Context, addr string) *jetstream.Na
 	return ns
 }
 
-// PublishAs publishes batches as a worker's shim does, one after the other, and returns the place of the last one.
+// PublishAs publishes batches as a worker's shim does, in sequence, and returns the position of the last batch.
 func PublishAs(t testing.TB, ctx context.Context, ns *jetstream.Namespace, instance events.WorkerID,
 	batches ...*events.Batch) (at api.PartitionSeq) {
 	t.Helper()
@@ -65,7 +65,7 @@ func PublishAs(t testing.TB, ctx context.Context, ns *jetstream.Namespace, insta
 	return at
 }
 
-// OnDevice is how many blocks each worker has on its device by an answer, which must lack nothing.
+// OnDevice returns the number of device blocks of every worker in an answer, which must be complete.
 func OnDevice(a *api.Answer) (map[events.WorkerID]uint32, error) {
 	if !a.Complete {
 		return nil, fmt.Errorf("incomplete: %v are missing", a.Missing)
@@ -77,16 +77,16 @@ func OnDevice(a *api.Answer) (map[events.WorkerID]uint32, error) {
 	return held, nil
 }
 
-// AwaitAnnounced waits until so many nodes have announced that each partition that they serve has workers of a model,
-// and each of them has looked at the others' records since.
+// AwaitAnnounced waits until the given number of nodes have announced workers of a model in every served partition, and
+// have since read each other's records.
 func AwaitAnnounced(t testing.TB, ctx context.Context, ns *jetstream.Namespace, model string, nodes int) {
 	t.Helper()
 	bucket, err := ns.EnsureNodes(ctx, 10*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var since map[string]uint64 // their beats when all had
-	Eventually(t, "every node has heard where workers of the model are", func() (bool, string) {
+	var since map[string]uint64 // the heartbeats at the time of all announcements
+	Eventually(t, "every node has the locations of the model's workers", func() (bool, string) {
 		entries, err := bucket.All(ctx)
 		if err != nil {
 			return false, err.Error()

@@ -16,25 +16,25 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// collectorToken is what a collector wants as proof.
+// collectorToken is the token that a collector requires.
 const collectorToken = "collectors-own-token"
 
-// Collector takes traces as an OpenTelemetry collector does.
+// Collector receives traces as an OpenTelemetry collector does.
 type Collector struct {
 	URL     string
-	Headers string // path of a file with the headers that it wants
+	Headers string // path of a file with the required headers
 
 	mu    sync.Mutex
 	spans []CollectedSpan
 }
 
-// CollectedSpan is a span as it came. Identifiers are in hex.
+// CollectedSpan is a received span. Identifiers are in hex.
 type CollectedSpan struct {
 	Service, Instance, Name string
 	Kind                    tracepb.Span_SpanKind
 	Trace, ID, Parent       string
 	Links                   []string          // identifiers of trace and span
-	Attributes              map[string]string // as Go prints them
+	Attributes              map[string]string // in Go's default format
 }
 
 // StartCollector runs a collector until the test ends.
@@ -99,7 +99,7 @@ func (c *Collector) take(m *collectorpb.ExportTraceServiceRequest) {
 	}
 }
 
-// Spans lists the spans that have come for which is is true.
+// Spans lists the received spans that satisfy is.
 func (c *Collector) Spans(is func(*CollectedSpan) bool) (list []CollectedSpan) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// DemoWithStore runs the demonstration with a shared store: every answer says exactly what lies there and what would be
-// loaded, and something is.
+// DemoWithStore runs the demonstration with a shared store. Every answer must have exactly the stored and loadable
+// blocks, and some blocks are loadable.
 func DemoWithStore(t *testing.T, master string, env []string, args ...string) {
 	t.Helper()
 	args = append([]string{"demo", "--l3", "--json", "--engines", "2"}, args...)

@@ -15,8 +15,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Request makes a request with a JSON body, or none for GET. A question is put again if it is not answered in time: the
-// machine may have stood still.
+// Request sends a request with a JSON body, or without a body for GET. A query is repeated after a timeout, because the
+// machine may have been paused.
 func Request(base, method, path, body string) (status int, reply string, err error) {
 	question := method == "GET" || path == "/v1/find" || strings.HasPrefix(path, "/query")
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
@@ -49,7 +49,7 @@ func JSONList(list []uint32) string { return strings.ReplaceAll(fmt.Sprint(list)
 // HTTPTimeout is how long an HTTP port has for an answer.
 const HTTPTimeout = 5 * time.Second
 
-// statusError is an answer that is none.
+// statusError is a reply with an error status.
 type statusError struct {
 	status int
 	body   string
@@ -73,7 +73,7 @@ func HTTPDo(addr, method, path string, body, into any) error {
 	}
 }
 
-// HTTPOnce is httpDo that asks once.
+// HTTPOnce is HTTPDo without retries.
 func HTTPOnce(addr, method, path string, body, into any) error {
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -103,7 +103,7 @@ func HTTPOnce(addr, method, path string, body, into any) error {
 	return json.Unmarshal(b, into)
 }
 
-// LocalsQuery asks who holds how much of the prompt with these local hashes.
+// LocalsQuery returns a query for the prompt with the given local hashes.
 func LocalsQuery(locals []events.LocalHash) api.Query {
 	q := api.Query{Model: "m"}
 	for _, l := range locals {
@@ -112,7 +112,7 @@ func LocalsQuery(locals []events.LocalHash) api.Query {
 	return q
 }
 
-// FindLocals asks it.
+// FindLocals sends a LocalsQuery.
 func FindLocals(addr string, locals []events.LocalHash) (a api.Answer, err error) {
 	err = HTTPDo(addr, "POST", "/v1/find", LocalsQuery(locals), &a)
 	return a, err

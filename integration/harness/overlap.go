@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Prompt is what a request brings, or is asked about.
+// Prompt is the prompt of a request or query.
 type Prompt struct {
 	Tokens []uint32 `json:"tokens"`
 	LoRA   string   `json:"lora,omitempty"`
@@ -24,7 +24,7 @@ type Media struct {
 	Length     uint32 `json:"length"`
 }
 
-// OverlapOf is what a worker has of a prompt. A model or worker that nobody has heard of yet has nothing.
+// OverlapOf returns a worker's blocks of a prompt. An unknown model or worker has no blocks.
 func OverlapOf(t testing.TB, x *Indexer, model, instance string, p Prompt) (found api.Overlap) {
 	t.Helper()
 	Eventually(t, fmt.Sprintf("there is a whole answer about %d tokens of %s", len(p.Tokens), model),

@@ -23,13 +23,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Module is the path of this module, with a slash at its end.
+// Module is the path of this module with a trailing slash.
 const Module = "github.com/kvatlas/kvatlas/"
 
 // Patience is [testkit.Patience].
 const Patience = testkit.Patience
 
-// prebuilt is a folder with our programs, for a machine without Go; empty: they are built.
+// prebuilt is a folder with the programs, for a machine without Go; empty: the programs are built.
 var prebuilt = os.Getenv("KVATLAS_TEST_PROGRAMS")
 
 var programs struct {
@@ -38,11 +38,10 @@ var programs struct {
 	err error
 }
 
-// atATime is how many tests of a package run at the same time unless -parallel says otherwise: they wait for programs
-// much more than they compute.
+// atATime is the number of concurrent tests of a package without -parallel: tests mostly wait for programs.
 const atATime = "6"
 
-// Main runs the tests of a package that starts programs, and removes what was built for them. TestMain calls it.
+// Main runs the tests of a package that starts programs, and removes the built programs. TestMain calls Main.
 func Main(m *testing.M) {
 	if err := flag.Set("test.parallel", atATime); err != nil {
 		panic(err)
@@ -54,7 +53,8 @@ func Main(m *testing.M) {
 	os.Exit(status)
 }
 
-// Program returns the path of one of our programs, or of nats-server, built from this module. A path is itself.
+// Program returns the path of a program of this module, or of nats-server, built from this module. A path is returned
+// unchanged.
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	programs.Do(func() {
@@ -91,7 +91,7 @@ func Program(t testing.TB, name string) string {
 	return filepath.Join(programs.dir, name)
 }
 
-// beforeCommit is the last commit of the version before this one.
+// beforeCommit is the last commit of the previous version.
 const beforeCommit = "e4129fe05f109d424218a9ed7796b09c8eb03659"
 
 var before struct {
@@ -100,7 +100,7 @@ var before struct {
 	err error
 }
 
-// Before returns the path of one of the programs of the version before, built from the repository's history.
+// Before returns the path of a program of the previous version, built from the repository's history.
 func Before(t testing.TB, name string) string {
 	t.Helper()
 	Program(t, "indexer") // makes the folder
@@ -126,7 +126,7 @@ func buildBefore(dir string) error {
 	if out, err := exec.Command("git", "-C", root, "cat-file", "-e", beforeCommit+
 		"^{commit}").CombinedOutput(); err != nil {
 		return fmt.Errorf(
-			"this clone lacks the commit of the version before, %s; fetch the whole history with git fetch --unshallow: %w: %s",
+			"this clone lacks the commit of the previous version, %s; fetch the whole history with git fetch --unshallow: %w: %s",
 			beforeCommit, err, out)
 	}
 	archive := filepath.Join(dir, "source.tar")
@@ -142,8 +142,8 @@ func buildBefore(dir string) error {
 	return nil
 }
 
-// dependOnSources reads every folder that our programs are built from. go test repeats the result of an earlier run
-// while what the test opened is as it was; that a program was built is no business of its.
+// dependOnSources reads all source folders of the programs. go test caches a result while the files opened by the test
+// are unchanged, but does not see the build of the programs.
 func dependOnSources() error {
 	gomod, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
@@ -168,11 +168,11 @@ func dependOnSources() error {
 type Process struct {
 	t    testing.TB
 	Cmd  *exec.Cmd
-	Done chan struct{} // closed at its end
+	Done chan struct{} // closed at the end
 
 	mu     sync.Mutex
 	said   bytes.Buffer
-	change chan struct{} // closed when it says more
+	change chan struct{} // closed at further output
 }
 
 // Start runs a program until the test ends.
@@ -192,24 +192,24 @@ func Start(t testing.TB, name string, args ...string) *Process {
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
-			t.Logf("%s %s said:\n%s", name, strings.Join(args, " "), p.Said())
+			t.Logf("output of %s %s:\n%s", name, strings.Join(args, " "), p.Said())
 		}
 	})
 	return p
 }
 
-// unhurried are settings of all programs, unless a test has others: nothing expires, is given up or taken for gone
-// because a process, or the whole machine, stood still for some minutes.
+// unhurried are default settings of all programs: no lease or wait expires because a process, or the whole machine, was
+// paused for some minutes.
 var unhurried = []string{
 	"KVATLAS_LEASE=15m", "KVATLAS_CLAIM_WAIT=15m", "KVATLAS_ENGINE_SILENT_AFTER=15m", "KVATLAS_STOP_WAIT=0s", // of shims
 	"KVATLAS_PENDING_FOR=24h", "KVATLAS_TOMBSTONE_FOR=24h", "KVATLAS_L3_TIMEOUT=4m", "KVATLAS_NATS_WAIT=4m", // of indexers
 	"KVATLAS_PARK_FOR=24h", "KVATLAS_REMEMBER_FOR=24h", // of indexers of v0.4
-	"KVATLAS_TIMEOUT=4m",                                                  // of who asks them
+	"KVATLAS_TIMEOUT=4m",                                                  // of clients
 	"OTEL_EXPORTER_OTLP_TIMEOUT=240000", "OTEL_BSP_EXPORT_TIMEOUT=240000", // of traces
 	"OTEL_BSP_SCHEDULE_DELAY=100",
 }
 
-// Environment is that of a program: nothing of ours is in it but what is unhurried.
+// Environment returns the environment of a program: no settings of kvatlas except unhurried.
 func Environment(args []string) (env []string) {
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "NATS_") && !strings.HasPrefix(v, "KVATLAS_") &&
@@ -217,7 +217,7 @@ func Environment(args []string) (env []string) {
 			env = append(env, v)
 		}
 	}
-	if slices.Contains(args, "mooncake") { // a store's shim takes no settings of a worker's
+	if slices.Contains(args, "mooncake") { // a store's shim has no settings of a worker
 		return env
 	}
 	return append(env, unhurried...)
@@ -239,8 +239,7 @@ func (p *Process) Said() string {
 	return p.said.String()
 }
 
-// WaitFor waits until the program has said something that matches, and returns the match. A line counts when it is
-// whole.
+// WaitFor waits until a complete line of output matches, and returns the match.
 func (p *Process) WaitFor(pattern string) []string {
 	p.t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -259,9 +258,9 @@ func (p *Process) WaitFor(pattern string) []string {
 			if found := re.FindStringSubmatch(p.Said()); found != nil {
 				return found
 			}
-			p.t.Fatalf("%s has ended without saying %q:\n%s", p.Cmd, pattern, p.Said())
+			p.t.Fatalf("%s has ended without the output %q:\n%s", p.Cmd, pattern, p.Said())
 		case <-deadline:
-			p.t.Fatalf("%s does not say %q:\n%s", p.Cmd, pattern, p.Said())
+			p.t.Fatalf("%s does not print %q:\n%s", p.Cmd, pattern, p.Said())
 		}
 	}
 }
@@ -286,13 +285,13 @@ func (p *Process) Stop() {
 	}
 }
 
-// Indexer is indexer serve on a server of its own.
+// Indexer is indexer serve with an embedded server.
 type Indexer struct {
 	*Process
 	Data, NATS, HTTP string
 }
 
-// StartIndexer runs an indexer on a data folder, and waits until it is ready. An empty addr takes a free port.
+// StartIndexer runs an indexer on a data folder, and waits for readiness. An empty addr selects a free port.
 func StartIndexer(t testing.TB, data, addr string, args ...string) *Indexer {
 	t.Helper()
 	if addr == "" {
@@ -307,7 +306,7 @@ func StartIndexer(t testing.TB, data, addr string, args ...string) *Indexer {
 	return x
 }
 
-// Result is how a program that is not meant to stay ended.
+// Result is the result of a program that ends.
 type Result struct {
 	Code           int
 	Stdout, Stderr string
@@ -319,8 +318,8 @@ func Run(t testing.TB, name string, args ...string) Result {
 	return runWith(t, nil, name, args...)
 }
 
-// runWith is run with more in the environment. A program to which a NATS server did not answer in time, since one of
-// the two stood still, is run again.
+// runWith is Run with additional environment variables. It repeats the run after a timeout of a NATS server, because a
+// process may have been paused.
 func runWith(t testing.TB, env []string, name string, args ...string) (r Result) {
 	t.Helper()
 	for deadline := time.Now().Add(Patience); ; {
@@ -335,7 +334,7 @@ var noAnswerInTime = regexp.MustCompile(`no NATS server answers.*timeout`)
 
 func runOnce(t testing.TB, env []string, name string, args ...string) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience) // twice what a program may wait for
+	ctx, cancel := context.WithTimeout(context.Background(), 2*Patience) // double the timeout of a program
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, Program(t, name), args...)
@@ -346,12 +345,12 @@ func runOnce(t testing.TB, env []string, name string, args ...string) Result {
 		t.Fatalf("%s %v: %v", name, args, err)
 	}
 	if ctx.Err() != nil {
-		t.Fatalf("%s %v does not end; it said:\n%s%s", name, args, &stdout, &stderr)
+		t.Fatalf("%s %v does not end; output:\n%s%s", name, args, &stdout, &stderr)
 	}
 	return Result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 }
 
-// IndexerJSON runs indexer with words and --json, and decodes what it prints.
+// IndexerJSON runs indexer with words and --json, and decodes the output.
 func IndexerJSON[T any](t testing.TB, nats, words string) (out T) {
 	t.Helper()
 	r := Run(t, "indexer", append(strings.Fields(words), "--nats", nats, "--json")...)
@@ -361,7 +360,7 @@ func IndexerJSON[T any](t testing.TB, nats, words string) (out T) {
 	return out
 }
 
-// Decode reads the JSON that a program has printed; what is none is the zero value.
+// Decode reads the JSON output of a program. Other output gives the zero value.
 func Decode[T any](r Result) (out T) {
 	if json.Unmarshal([]byte(r.Stdout), &out) != nil {
 		return *new(T)
@@ -369,7 +368,7 @@ func Decode[T any](r Result) (out T) {
 	return out
 }
 
-// Status asks for the status of the only node there is, or of the first by name, with problems or without.
+// Status returns the status of the only node, or of the first node by name, with problems or without.
 func Status(t testing.TB, nats string, args ...string) (s api.Status) {
 	t.Helper()
 	r := Run(t, "indexer", append([]string{"status", "--nats", nats, "--json"}, args...)...)
@@ -382,7 +381,7 @@ func Status(t testing.TB, nats string, args ...string) (s api.Status) {
 	return *out.Nodes[0].Status
 }
 
-// Query asks as a user would.
+// Query runs a query as a user would.
 func (x *Indexer) Query(t testing.TB, args ...string) (a api.Answer, failure *api.Error) {
 	t.Helper()
 	r := Run(t, "indexer", append([]string{"query", "--nats", x.NATS, "--json"}, args...)...)
@@ -399,7 +398,7 @@ func (x *Indexer) Query(t testing.TB, args ...string) (a api.Answer, failure *ap
 	return out.Answer, out.Error
 }
 
-// WaitDepth waits until a worker holds so many of a prompt's blocks on its device.
+// WaitDepth waits until a worker holds the given number of a prompt's blocks on its device.
 func (x *Indexer) WaitDepth(t testing.TB, model string, tokens []uint32, worker string, want uint32) api.Answer {
 	t.Helper()
 	words := strings.Trim(strings.ReplaceAll(fmt.Sprint(tokens), " ", ","), "[]")
@@ -418,7 +417,7 @@ func (x *Indexer) WaitDepth(t testing.TB, model string, tokens []uint32, worker 
 	return a
 }
 
-// Tokens makes a prompt of n tokens that no other first gives.
+// Tokens makes a prompt of n tokens. A different first gives different tokens.
 func Tokens(first, n int) []uint32 {
 	out := make([]uint32, n)
 	for i := range out {

@@ -10,7 +10,7 @@ import (
 // BlockSize is the block size of most tests, in tokens.
 const BlockSize = 16
 
-// StartSimEngine starts a simulated engine that lives until the test ends.
+// StartSimEngine starts a simulated engine that runs until the end of the test.
 func StartSimEngine(t testing.TB) *enginesim.Engine {
 	t.Helper()
 	e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: BlockSize, Capacity: 1000})
@@ -29,7 +29,7 @@ func StartSimShim(t testing.TB, e *enginesim.Engine, nats, instance string, args
 		"--model", "m", "--block-size", "16", "--nats", nats}, args...)...)
 }
 
-// ServePrompt has a simulated engine serve a prompt, which it then holds.
+// ServePrompt serves a prompt on a simulated engine, which then holds the blocks.
 func ServePrompt(t testing.TB, e *enginesim.Engine, prompt []uint32) {
 	t.Helper()
 	if _, err := e.Serve(prompt, nil); err != nil {

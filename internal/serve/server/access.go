@@ -12,47 +12,48 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// denial is how a port tells of an error.
+// denial writes the error reply of a port.
 type denial func(w http.ResponseWriter, failure *api.Error)
 
-// denyAsAPI tells of it as the API does.
+// denyAsAPI writes an error in the form of the API.
 func denyAsAPI(w http.ResponseWriter, failure *api.Error) {
 	_ = web.WriteReply(w, api.JSON, failure.Body(api.JSON), failure.Code.HTTPStatus()) // or the caller has gone
 }
 
-// denyAsDynamo tells of it as Dynamo's services and Mooncake's conductor do.
+// denyAsDynamo writes an error in the form of Dynamo's services and of Mooncake's conductor.
 func denyAsDynamo(w http.ResponseWriter, failure *api.Error) {
 	text, _ := json.Marshal(map[string]string{"error": failure.Message}) // text can always be encoded
 	_ = web.WriteReply(w, api.JSON, text, failure.Code.HTTPStatus())     // or the caller has gone
 }
 
-// guarded returns the handler of a port: the rules of its routes, the bounds of what is under way, and traces.
+// guarded returns the handler of a port, with the access rules of the routes, the limits on concurrent requests, and
+// traces.
 func (s *Server) guarded(mux *web.Mux, deny denial) http.Handler {
 	most := int64(s.QueryWorkers + s.QueryQueue)
 	if q := s.Routing.Queue; q != nil {
-		most += int64(q.Most()) // requests that wait for a worker are beside the others
+		most += int64(q.Most()) // requests that wait for a worker are counted separately
 	}
 	p := &port{mux: mux, tokens: s.HTTPTokens, deny: deny, ended: s.endedHTTP, most: most, intake: &s.intake,
 		next: s.tracedHTTP(mux)}
 	return p.handler()
 }
 
-// port keeps an HTTP port to those who may use it, and bounds what is under way there.
+// port checks the access to an HTTP port and limits concurrent requests.
 type port struct {
 	mux    *web.Mux
-	tokens *rights.Tokens // nil: none is asked for
+	tokens *rights.Tokens // nil: no token is required
 	deny   denial
-	ended  func(op, outcome string) // is told of requests that do not pass
-	next   http.Handler             // answers those that do
+	ended  func(op, outcome string) // called with the outcome of refused requests
+	next   http.Handler             // serves permitted requests
 
-	most    int64 // requests that are worked on at once
+	most    int64 // maximum number of concurrent requests
 	intake  *web.Intake
 	working atomic.Int64
 }
 
-// handler lets only those pass who may use a route: whose token has the role, if there are tokens, and no web page of
-// another site. Browsers say of themselves where a request comes from. One that has a name of its own made to lead
-// here, and so seems to be of this site, is told by that name where there is no token to tell it by.
+// handler checks the access to a route. With tokens, the role of the token must permit the route. Requests of other
+// sites' web pages are refused, based on the browser's headers. Without tokens, a Host header with a foreign name is
+// refused too (DNS rebinding).
 func (p *port) handler() http.Handler {
 	site := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -67,10 +68,10 @@ func (p *port) handler() http.Handler {
 		case p.tokens == nil && !cli.OwnHost(r.Host):
 			failure = api.Errorf(api.CodeForbidden,
 				"the request is for host %.100q; a port without --http-token-file answers to localhost and to addresses, "+
-					"so that no web page can ask it by a name of its own", r.Host)
+					"which prevents DNS rebinding by web pages", r.Host)
 		default:
 			if err := site.Check(unsafe(r, rule)); err != nil {
-				failure = api.Errorf(api.CodeForbidden, "a web page of another site may not ask this: %v", err)
+				failure = api.Errorf(api.CodeForbidden, "web pages of other sites have no access: %v", err)
 			}
 		}
 		switch {
@@ -89,8 +90,7 @@ func (p *port) refuse(w http.ResponseWriter, op string, failure *api.Error) {
 	p.deny(w, failure)
 }
 
-// unsafe returns a request as one that changes something, if it costs as much: GET alone would pass for one that does
-// not.
+// unsafe changes the method of a costly request, because the cross-origin check permits every GET request.
 func unsafe(r *http.Request, rule web.Rule) *http.Request {
 	if rule.Cost == web.Costly || rule.Cost == web.Lasting {
 		r = r.Clone(r.Context())
@@ -99,7 +99,7 @@ func unsafe(r *http.Request, rule web.Rule) *http.Request {
 	return r
 }
 
-// maxBodies bounds the bodies of the requests under way over HTTP, in bytes, and those over gRPC.
+// maxBodies limits the total size of concurrent request bodies over HTTP, and over gRPC, in bytes.
 const maxBodies = 64 << 20
 
 // work answers a request, if there is room.
@@ -113,11 +113,11 @@ func (p *port) work(w http.ResponseWriter, r *http.Request) {
 	p.next.ServeHTTP(w, r)
 }
 
-// Take and Leave make a port a [web.Place].
+// Take and Leave implement [web.Place].
 func (p *port) Take() *api.Error {
 	if p.working.Add(1) > p.most {
 		p.working.Add(-1)
-		return api.Errorf(api.CodeBusy, "%d requests are under way over HTTP; ask again a little later", p.most)
+		return api.Errorf(api.CodeBusy, "%d requests are running over HTTP; retry later", p.most)
 	}
 	return nil
 }

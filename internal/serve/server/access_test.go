@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
 )
 
-// tokens are those of a token file's text.
+// tokens returns the tokens of a token file's text.
 func tokens(t *testing.T, text string) *rights.Tokens {
 	t.Helper()
 	list, err := rights.New([]byte(text))
@@ -32,10 +32,10 @@ func tokens(t *testing.T, text string) *rights.Tokens {
 	return list
 }
 
-// passed answers what a port's rules let pass.
+// passed serves permitted requests.
 func passed(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }
 
-// rulesOf returns a port with the routes of another, each of which answers that it was reached.
+// rulesOf returns a port with the routes of another port. Every route replies with StatusTeapot.
 func rulesOf(mux *web.Mux) *web.Mux {
 	out := web.NewMux()
 	for path, rules := range mux.Routes() {
@@ -45,14 +45,14 @@ func rulesOf(mux *web.Mux) *web.Mux {
 	return out
 }
 
-// bare is a server that has ports and no node.
+// bare returns a server with ports and without a node.
 func bare(list *rights.Tokens) *Server {
 	return &Server{Settings: Settings{HTTPTokens: list, QueryWorkers: 10}, intake: web.Intake{Most: maxBodies},
 		scrape: http.NotFoundHandler()}
 }
 
-// may are the roles for which each route of each port is, in the order of rolesOf; "-" is a request without a token.
-// Each route has a row, and each row a route.
+// may lists the permitted roles of every route of every port, in the order of rolesOf; "-" is a request without a
+// token. Every route has a row, and every row has a route.
 var may = map[string]string{
 	"--http-listen GET /": "- read route register operate", "--http-listen GET /healthz": "- read route register operate",
 	"--http-listen GET /readyz":                   "- read route register operate",
@@ -137,7 +137,7 @@ var may = map[string]string{
 // rolesOf are the tokens of the matrix.
 var rolesOf = []string{"-", "read", "route", "register", "operate"}
 
-// TestRolesOfRoutes asks each route of each port with a token of each role.
+// TestRolesOfRoutes requests every route of every port with a token of every role.
 func TestRolesOfRoutes(t *testing.T) {
 	text := ""
 	for _, role := range rolesOf[1:] {
@@ -148,7 +148,7 @@ func TestRolesOfRoutes(t *testing.T) {
 		t.Helper()
 		row, there := may[route]
 		if !there {
-			t.Errorf("%s has no row: say in the table which roles may use it", route)
+			t.Errorf("%s has no row: add the permitted roles to the table", route)
 		}
 		seen[route] = true
 		for _, role := range rolesOf {
@@ -218,7 +218,7 @@ func TestRolesOfRoutes(t *testing.T) {
 	}
 }
 
-// TestGRPCMethodsHaveRoles: each method that the gRPC port serves has roles, and no other has.
+// TestGRPCMethodsHaveRoles checks that exactly the methods of the gRPC port have roles.
 func TestGRPCMethodsHaveRoles(t *testing.T) {
 	port := grpc.NewServer()
 	extprocv3.RegisterExternalProcessorServer(port, extprocv3.UnimplementedExternalProcessorServer{})
@@ -235,15 +235,15 @@ func TestGRPCMethodsHaveRoles(t *testing.T) {
 	}
 }
 
-// foreign are headers by which browsers mark requests of web pages of other sites.
+// foreign are browsers' headers in requests of other sites' web pages.
 var foreign = []http.Header{
 	{"Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {"no-cors"}}, {"Sec-Fetch-Site": {"same-site"}},
 	{"Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {"navigate"}},
 	{"Origin": {"https://evil.example"}}, {"Origin": {"null"}}, {"Origin": {"http://localhost:1"}},
 }
 
-// TestOtherSites asks each route of each port as web pages of other sites can: only what changes nothing, costs little
-// and ends soon is answered.
+// TestOtherSites requests every route of every port as web pages of other sites can. Only cheap and short read requests
+// are permitted.
 func TestOtherSites(t *testing.T) {
 	dear := []string{}
 	for _, p := range bare(nil).httpPorts() {
@@ -290,7 +290,7 @@ func TestOtherSites(t *testing.T) {
 	}
 }
 
-// TestOtherNames: without a token a name that somebody made to lead here is refused, unless the answer has no data.
+// TestOtherNames checks that, without a token, a foreign Host name is refused, unless the reply has no data.
 func TestOtherNames(t *testing.T) {
 	var ended []string
 	s := bare(nil)
@@ -336,8 +336,8 @@ func TestOtherNames(t *testing.T) {
 	}
 }
 
-// TestSlowUploads: clients that send nothing, or slowly, keep no other out of any port, and no place. The status does
-// not advise more query workers because of them.
+// TestSlowUploads checks that slow or silent clients occupy no places and block no other client of any port. The status
+// does not advise more query workers because of such clients.
 func TestSlowUploads(t *testing.T) {
 	t.Parallel()
 	s := bare(nil)
@@ -365,7 +365,7 @@ func TestSlowUploads(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for begun.Load() < slow { // on a busy machine the first ones have been given up by then
+		for begun.Load() < slow { // on a busy machine the first uploads have timed out by then
 			runtime.Gosched()
 		}
 		for range 30 {
@@ -388,7 +388,8 @@ func TestSlowUploads(t *testing.T) {
 	}
 }
 
-// TestPlaces: requests that are worked on are bounded, and more are refused and counted. Metrics are always answered.
+// TestPlaces checks that concurrent requests are limited, and that further requests are refused and counted. Metrics
+// are always served.
 func TestPlaces(t *testing.T) {
 	s := bare(nil)
 	s.QueryWorkers = 2
@@ -418,7 +419,7 @@ func TestPlaces(t *testing.T) {
 	<-entered
 	for _, path := range []string{"/v1/find", "/other"} {
 		w := ask("POST", path, "{}")
-		if w.Code != 429 || !strings.Contains(w.Body.String(), "2 requests are under way over HTTP") {
+		if w.Code != 429 || !strings.Contains(w.Body.String(), "2 requests are running over HTTP") {
 			t.Errorf("%s: %d %s", path, w.Code, w.Body)
 		}
 	}

@@ -19,15 +19,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// How nodes of a cluster hear of each other.
+// Parameters of the nodes' membership.
 const (
 	memberBeat      = time.Second
 	memberDeadAfter = 5 * time.Second
-	// a record that is not renewed for so long goes; that tidies up, and decides nothing
+	// age at which an unchanged record is deleted; only for cleaning
 	memberRecord = 10 * time.Minute
 )
 
-// clusterConfig is how this node is a member of its namespace's cluster, under its name, which no other may have.
+// clusterConfig returns the configuration of this node's membership in the cluster. The node's name is unique in the
+// namespace.
 func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error) {
 	bucket, err := s.ns.EnsureNodes(ctx, memberRecord)
 	if err != nil {
@@ -55,11 +56,11 @@ func (s *Server) clusterConfig(ctx context.Context) (cluster.MemberConfig, error
 	}, nil
 }
 
-// lifeFile is where a data folder has its name.
+// lifeFile is the file with the name of a data folder.
 const lifeFile = "kvatlas.life"
 
-// sessionIn returns a name for the session of a process that has the lock of a data folder, and what knows the
-// sessions of processes that had it before: they have ended, since the lock was free.
+// sessionIn returns the name of the session of a process that holds the lock of a data folder. dead reports whether a
+// session belongs to an earlier process with the lock. Such processes have ended, because the lock was free.
 func sessionIn(dir string) (session string, dead func(session string) bool, err error) {
 	f, err := datafolder.Open(dir, lifeFile)
 	if err != nil {
@@ -73,14 +74,14 @@ func sessionIn(dir string) (session string, dead func(session string) bool, err 
 	folder := strings.TrimSpace(string(text))
 	if folder == "" {
 		folder = rand.Text()
-		// if the disk is full, the next process waits until this one's record is seen to stand still
+		// with a full disk, the next process waits until this process's record is stale
 		_, _ = f.WriteAt([]byte(folder+"\n"), 0)
 	}
 	session = folder + "." + rand.Text()
 	return session, func(other string) bool { return other != session && strings.HasPrefix(other, folder+".") }, nil
 }
 
-// view is whom a partition can be asked of; nil if nobody else can be asked.
+// view returns the possible nodes of every partition, or nil without other nodes.
 func (s *Server) view() scatter.View {
 	v := s.views.Now()
 	if s.Embedded != nil && len(v.Peers) == 0 && v.GraceOver {
@@ -89,8 +90,8 @@ func (s *Server) view() scatter.View {
 	return candidates{v, s}
 }
 
-// candidates is whom a partition can be asked of: the nodes that are known to serve it, or, while none is, those that
-// will probably serve it but have not announced it yet.
+// candidates selects the nodes for the query of a partition: the nodes that announce the partition. Without an
+// announcement, the nodes that probably serve the partition soon.
 type candidates struct {
 	view *cluster.View
 	s    *Server
@@ -100,7 +101,7 @@ func (c candidates) Fit(p events.Partition) int { return c.view.Fit(p) }
 
 func (c candidates) Finishes(node string) bool { return c.view.Finishes(node) }
 
-// MayServe reports whether a partition may have workers of a model: this node or another says so, or one is registered.
+// MayServe reports whether a partition may have workers of a model, by the announcement of a node or by a registration.
 func (c candidates) MayServe(p events.Partition, model string) bool {
 	if c.view.MayServe(p, model) || c.s.node.MayServe(p, model) {
 		return true
@@ -109,7 +110,7 @@ func (c candidates) MayServe(p events.Partition, model string) bool {
 	return registered
 }
 
-// likelyServing is how many nodes are asked for a partition that nobody is known to serve.
+// likelyServing is the number of queried nodes for a partition without an announcement.
 const likelyServing = 3
 
 func (c candidates) Serving(p events.Partition) []string {
@@ -120,7 +121,7 @@ func (c candidates) Serving(p events.Partition) []string {
 	return all[:min(len(all), likelyServing)]
 }
 
-// nodes lists all nodes that live, this one too.
+// nodes lists all live nodes, including this node.
 func (s *Server) nodes() []string {
 	names := []string{s.ID}
 	for _, r := range s.views.Now().Peers {
@@ -130,7 +131,7 @@ func (s *Server) nodes() []string {
 	return names
 }
 
-// peers is a scatter's transport: it carries requests to nodes by their names.
+// peers is the transport of a scatter, which sends requests to nodes by name.
 type peers struct {
 	*rpc.Pool
 	namespace string
@@ -147,13 +148,13 @@ func (p *peers) Send(
 	return p.Pool.Send(subject, api.MsgPack, patience, trace, body, to, tag)
 }
 
-// peer returns a client of another node, which answers for what it holds itself.
+// peer returns a client of another node, which answers from its own partitions.
 func (s *Server) peer(name string) (*client.Client, error) {
 	if _, err := jetstream.NodeSubject(s.Namespace, name, ""); err != nil {
 		return nil, fmt.Errorf("node %.64q: %w", name, err)
 	}
 	subject := func(op string) string {
-		subject, _ := jetstream.NodeSubject(s.Namespace, name, op) // its name was found to be good
+		subject, _ := jetstream.NodeSubject(s.Namespace, name, op) // the name was checked above
 		return subject
 	}
 	absent := fmt.Sprintf("node %q of namespace %q does not answer on this NATS server: it is not running",

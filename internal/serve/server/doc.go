@@ -1,20 +1,19 @@
-// Package server is an indexer node that serves: it puts a node's machines together and gives them faces.
+// Package server is an indexer node: it assembles a node's state machines and serves their interfaces.
 //
 //	s, err := server.New(ctx, settings, log)
 //	err = s.Run(ctx)
 //
 // A [Server] answers for the whole cluster: [Server.Find], [Server.Workers], [Server.Status], [Server.StatusOf],
-// [Server.Verify] and [Server.Snapshot]. Its faces read requests and call these:
+// [Server.Verify] and [Server.Snapshot]. The interfaces read requests and call these methods:
 //
-//   - nats.go: micro services on the subjects that any node may answer, and on this node's own subjects, where other
-//     nodes ask for what it holds itself;
-//   - http.go: one mux with the same operations, the paths of other indexers (internal/faces/compat), metrics and
-//     health;
-//   - access.go: who may use the HTTP port, and how many requests at once.
+//   - nats.go: micro services on the subjects for any node, and on the subjects of this node for queries of other nodes
+//     about this node's partitions;
+//   - http.go: a mux with the same operations, the paths of other indexers (internal/faces/compat), metrics and health;
+//   - access.go: access rules of the HTTP port and the limit of concurrent requests.
 //
-// Whether the node may be asked is decided in [Server.Find] and its like, so that it is the same for every face.
-// What becomes of each request is counted in outcomes.go. log.go makes log lines from the hooks of the machines.
+// [Server.Find] and similar methods check the readiness of the node, so all interfaces behave the same. outcomes.go
+// counts the outcomes of requests. log.go writes log lines for the events of the state machines.
 //
-// All methods but Run may be called from any goroutine. The connection and the NATS server in this process stay the
-// caller's.
+// All methods except Run are safe for concurrent use. The caller owns the connection and the NATS server in this
+// process.
 package server

@@ -10,12 +10,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// serveDynamo serves what is asked of Dynamo's router over its request plane, on a subject of ours for each model.
+// serveDynamo serves requests to Dynamo's router over the request plane, on a subject of kvatlas for every model.
 func (v *service) serveDynamo() error {
 	plane := &compat.Plane{Router: v.s, BlockSize: v.s.blockSize, Resolve: v.s.registry.Resolve}
 	cfg := v.config("kvatlas-dynamo", api.OverNATS)
 	if q := v.s.Routing.Queue; q != nil {
-		cfg.Workers += q.Most() // requests that wait leave workers for what they wait for
+		cfg.Workers += q.Most() // waiting requests must not use up the workers of the requests that they wait for
 	}
 	var errs []error
 	for verb, answer := range map[string]func(context.Context, string, jetstream.Request) ([]byte, *api.Error){
@@ -38,7 +38,7 @@ func (v *service) serveDynamo() error {
 				var reply []byte
 				switch {
 				case !known || form != api.JSON:
-					failure = api.Errorf(api.CodeWrongContentType, "Content-Type is %.40q; this subject takes %s", r.ContentType,
+					failure = api.Errorf(api.CodeWrongContentType, "Content-Type is %.40q; this subject requires %s", r.ContentType,
 						api.JSON)
 				case !named:
 					failure = api.Errorf(api.CodeUnknownModel, "the subject %.200s names no model", r.Subject)
@@ -63,7 +63,7 @@ func (v *service) serveDynamo() error {
 	return err
 }
 
-// blockSize is the block size of a model's workers; 0 if it has none, or several.
+// blockSize returns the block size of a model's workers, or 0 without workers and with several block sizes.
 func (s *Server) blockSize(model string) (size uint32) {
 	for _, r := range s.registry.Pool(model).Ranks {
 		if size != 0 && r.BlockSize != size {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// dynamo is what stands behind Dynamo's selection service and slot tracker.
+// dynamo returns the configuration of Dynamo's selection service and slot tracker.
 func (s *Server) dynamo() dynamoselect.Config {
 	compat := s.compat(nil)
 	return dynamoselect.Config{
@@ -23,7 +23,7 @@ func (s *Server) dynamo() dynamoselect.Config {
 	}
 }
 
-// conductor is what stands behind Mooncake's conductor.
+// conductor returns the configuration of Mooncake's conductor.
 func (s *Server) conductor() conductor.Config {
 	return conductor.Config{Server: s, Shims: s.shims, Ended: s.endedHTTP}
 }

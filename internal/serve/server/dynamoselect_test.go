@@ -32,7 +32,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// exchange is one request to one of Dynamo's services, and its answer.
+// exchange is a request to a service of Dynamo with the reply.
 type exchange struct {
 	tracker            bool
 	method, path, body string
@@ -40,7 +40,7 @@ type exchange struct {
 	answer             string
 }
 
-// exchanges reads transcripts; a section is what one process was asked. Its header is ignored.
+// exchanges reads transcripts. A section has the requests to a process. The header of a section is ignored.
 func exchanges(t testing.TB, file string) (sections [][]exchange) {
 	t.Helper()
 	text, err := os.ReadFile("../../faces/compat/dynamoselect/testdata/" + file)
@@ -70,7 +70,7 @@ func exchanges(t testing.TB, file string) (sections [][]exchange) {
 	return sections
 }
 
-// TestAsDynamoAnswers plays what ai-dynamo-runtime 1.6.1 was asked: whatever it answered, we do.
+// TestAsDynamoAnswers plays requests to ai-dynamo-runtime 1.6.1. The replies must be equal.
 func TestAsDynamoAnswers(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
@@ -116,7 +116,7 @@ func serveDynamo(ctx context.Context, t testing.TB, nats *natsserver.Server, nam
 	case <-s.ready:
 		s.waitLoads(ctx)
 	case <-ctx.Done():
-		t.Fatal("it is not ready in time")
+		t.Fatal("the server is not ready in time")
 	}
 	return s, func() {
 		stop()
@@ -163,8 +163,8 @@ func TestHealthOfSlotTracker(t *testing.T) {
 
 var eventSources = regexp.MustCompile(`, "kv_events_endpoints": \{[^}]*\}`)
 
-// FuzzDynamoServices asks both of Dynamo's services anything: each answer is JSON, or a text that says what is wrong,
-// and none is a fault of ours.
+// FuzzDynamoServices sends random requests to both services of Dynamo. Every reply is JSON or an error text, and no
+// reply is an internal error.
 func FuzzDynamoServices(f *testing.F) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -180,7 +180,7 @@ func FuzzDynamoServices(f *testing.F) {
 	f.Fuzz(func(t *testing.T, tracked bool, method, path string, body []byte) {
 		at, err := url.ParseRequestURI(path)
 		if err != nil || bytes.Contains(body, []byte("_endpoint")) {
-			return // no request, or one that would have us connect to anything
+			return // an invalid request, or a request that connects to a random address
 		}
 		r := &http.Request{Method: method, URL: at, Header: http.Header{"Content-Type": {"application/json"}},
 			Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)), Host: "127.0.0.1"}
@@ -200,7 +200,7 @@ func FuzzDynamoServices(f *testing.F) {
 	})
 }
 
-// play asks all of a section, and compares.
+// play sends all requests of a section and compares the replies.
 func play(t *testing.T, file string, section []exchange, s *Server) {
 	t.Helper()
 	selection := dynamoselect.Selection(s.dynamo())
@@ -230,7 +230,7 @@ func play(t *testing.T, file string, section []exchange, s *Server) {
 	}
 }
 
-// pinned is a request that asks for what was chosen: between equals the choice is random.
+// pinned returns a request for the chosen worker of the transcript, because ties are broken at random.
 func pinned(e exchange) string {
 	var q, a map[string]any
 	if !strings.HasPrefix(e.path, "/select") || json.Unmarshal([]byte(e.body), &q) != nil || e.status != 200 ||
@@ -247,7 +247,7 @@ func pinned(e exchange) string {
 
 var emptyModel = regexp.MustCompile(`\{"model_name":"[^"]*","routing_group":"[^"]*","loads":\[\],[^}]*\},?`)
 
-// normal is an answer with its rows in order, and without models that have no worker.
+// normal returns a reply with sorted rows and without models without workers.
 func normal(text string) any {
 	text = strings.Replace(emptyModel.ReplaceAllString(text, ""), "},]", "}]", 1)
 	d := json.NewDecoder(strings.NewReader(text))

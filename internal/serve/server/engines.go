@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// engines is what this node knows of how full engines say that they are, and how nodes tell each other: each report is
-// published on the subject of its worker, where all nodes hear it. It may be called from any goroutine.
+// engines has the engines' reports of their load. A report is published on the subject of the worker, and all nodes
+// receive the report. It is safe for concurrent use.
 type engines struct {
 	conn  *jetstream.Conn
 	ns    string
@@ -26,7 +26,7 @@ type engines struct {
 
 	quiet     quietSources
 	malformed atomic.Uint64 // messages
-	warned    atomic.Int64  // when the last of them was logged, in nanoseconds
+	warned    atomic.Int64  // time of the last log line about an unreadable report, in nanoseconds
 }
 
 func newEngines(conn *jetstream.Conn, ns string, log *slog.Logger) *engines {
@@ -47,8 +47,8 @@ func (e *engines) counts() *api.ReportCounts {
 	return &api.ReportCounts{Taken: c.Taken, Late: c.Late, Refused: c.Refused, Malformed: e.malformed.Load()}
 }
 
-// report enters reports here and publishes them to the other nodes. Changes of requests, whose order counts, are
-// entered as all nodes enter them, when they are heard.
+// report enters reports and publishes them to the other nodes. Changes of requests need the same order on all nodes, so
+// they are entered when they arrive over NATS.
 func (e *engines) report(l *api.EngineLoads) error {
 	byWorker := map[events.WorkerID]*api.EngineLoads{}
 	of := func(worker events.WorkerID) *api.EngineLoads {
@@ -70,28 +70,30 @@ func (e *engines) report(l *api.EngineLoads) error {
 	}
 	e.table.Take(e.now(), l.Loads)
 	for worker, loads := range byWorker {
-		subject, _ := jetstream.EngineSubject(e.ns, worker) // it was good just now
+		subject, _ := jetstream.EngineSubject(e.ns, worker) // the subject was valid above
 		body, err := api.Marshal(api.MsgPack, loads)
 		if err == nil {
 			err = e.conn.Send(subject, api.MsgPack, body)
 		}
 		if err != nil {
-			return api.Errorf(api.CodeUnavailable, "this node knows it now; the others could not be told: %v", err)
+			return api.Errorf(api.CodeUnavailable, "this node has the report, but the publication to the other "+
+				"nodes failed: %v", err)
 		}
 	}
 	return nil
 }
 
-// listen hears reports until ctx ends.
+// listen receives reports until ctx ends.
 func (e *engines) listen(ctx context.Context) {
-	e.conn.KeepSubscribed(ctx, jetstream.EngineSubjects(e.ns), e.heard, func(err error) {
-		e.log.Warn("how full engines are cannot be heard; it is tried again", "error", err, "what_to_do",
-			"grant it to this user: indexer auth example prints what each user needs")
+	e.conn.KeepSubscribed(ctx, jetstream.EngineSubjects(e.ns), e.receive, func(err error) {
+		e.log.Warn("cannot subscribe to engines' load reports; retrying", "error", err, "what_to_do",
+			"grant the subject to this user: indexer auth example prints the permissions of every user")
 	})
 }
 
-// heard takes a message. Whoever may publish for one worker says nothing of another.
-func (e *engines) heard(r jetstream.Request) {
+// receive enters a message. The report must be of the worker in the subject, because a key permits the subject of a
+// single worker.
+func (e *engines) receive(r jetstream.Request) {
 	form, known := api.ContentType(r.ContentType)
 	worker, named := jetstream.ParseEngineSubject(e.ns, r.Subject)
 	err := error(api.WrongContentType(r.ContentType))
@@ -101,7 +103,7 @@ func (e *engines) heard(r jetstream.Request) {
 	}
 	if err == nil && (slices.ContainsFunc(l.Loads, func(l api.EngineLoad) bool { return l.Worker != worker }) ||
 		slices.ContainsFunc(l.Requests, func(r api.RouterRequest) bool { return r.Worker != worker })) {
-		err = api.Errorf(api.CodeMalformed, "it is of another worker than its subject")
+		err = api.Errorf(api.CodeMalformed, "the report names another worker than the subject")
 	}
 	if err == nil {
 		e.table.Take(e.now(), l.Loads)
@@ -109,7 +111,7 @@ func (e *engines) heard(r jetstream.Request) {
 		if len(l.Loads)+len(l.Requests) == 0 {
 			var s *api.SourceReport
 			if s, err = api.ReadSourceReport(form, r.Body); err == nil && slices.ContainsFunc(s.Sources, ofStore) {
-				err = api.Errorf(api.CodeMalformed, "it is of a store, on the subject of a worker")
+				err = api.Errorf(api.CodeMalformed, "the report is of a store, on the subject of a worker")
 			}
 			if err == nil {
 				e.quiet.enter(time.Now(), s.Sources)
@@ -124,17 +126,17 @@ func (e *engines) heard(r jetstream.Request) {
 // ofStore reports whether a source is of a shared store.
 func ofStore(q api.QuietSource) bool { return q.Store != "" }
 
-// unread counts a report that cannot be read, and logs one a minute.
+// unread counts an unreadable report, and logs at most a report a minute.
 func (e *engines) unread(subject string, err error) {
 	e.malformed.Add(1)
 	now, last := time.Now().UnixNano(), e.warned.Load()
 	if now-last > int64(time.Minute) && e.warned.CompareAndSwap(last, now) {
-		e.log.Warn("a shim's report cannot be read; it is passed over", "subject", subject, "error", err, "what_to_do",
+		e.log.Warn("a shim's report cannot be read and is skipped", "subject", subject, "error", err, "what_to_do",
 			"see docs/routing-reference.md for the form of loads; end the upgrade if shims and nodes are of different versions")
 	}
 }
 
-// enter enters changes of requests that routers of another make sent.
+// enter enters changes of requests from other makes of routers.
 func (e *engines) enter(list []api.RouterRequest) {
 	for len(list) > 0 {
 		model := list[0].Model
@@ -156,7 +158,7 @@ func (e *engines) enter(list []api.RouterRequest) {
 	}
 }
 
-// memory hands the reports on to a node that starts.
+// memory returns the reports for a starting node.
 func (e *engines) memory() shared.Memory {
 	return shared.Memory{
 		Each: func(yield func([]byte) bool) {

@@ -6,7 +6,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/metrics"
 )
 
-// figures are what a scrape shows. Nobody who applies events waits for it.
+// figures returns the values of a scrape. It does not block the application of events.
 func (s *Server) figures() *metrics.Figures {
 	status, applied := s.node.Recent()
 	f := &metrics.Figures{Status: s.complete(status), Ages: ages(&applied.Ages), Loads: s.workerLoads(),
@@ -30,7 +30,7 @@ func ages(a *node.Ages) metrics.Histogram {
 	return h
 }
 
-// workerLoads lists the load of each rank that has any, and each model.
+// workerLoads lists the load of every loaded rank and of every model.
 func (s *Server) workerLoads() (list []metrics.WorkerLoad) {
 	for _, model := range s.loads.Models() {
 		name := model.Name

@@ -14,15 +14,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// What nodes tell each other of queries that are forwarded, as the last part of a node's subjects.
+// The last part of a node's subjects for forwarded queries.
 const (
-	opForward  = "forward"  // a query, to the node that is to finish it; its reply goes to the client
+	opForward  = "forward"  // a query to the finishing node; the reply goes to the client
 	opFinished = "finished" // reports, to the origin
-	opDeliver  = "deliver"  // an answer that the finisher could not deliver, to the origin
-	opUnheard  = "unheard"  // of the finisher itself: the server says there that nobody listens for an answer
+	opDeliver  = "deliver"  // an undeliverable answer from the finisher to the origin
+	opUnheard  = "unheard"  // of the finisher: reports of the server about answers without a receiver
 )
 
-// findOverNATS answers queries, or has other nodes finish them.
+// findOverNATS answers queries, or forwards queries to other nodes.
 func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 	s, here := v.s, overNATS(answer, api.OpFind)
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
@@ -33,7 +33,7 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 		begun, answer := time.Now(), answer
 		answer.Observe = func(op, outcome string, _ time.Duration) { s.queries.Observe(op, outcome, time.Since(begun)) }
 		here := overNATS(answer, api.OpFind) // if the finisher does not answer
-		var until time.Time                  // the query's own deadline, which does not begin anew then
+		var until time.Time                  // the query's own deadline, which does not restart
 		var f *scatter.Forward
 		var asked *api.Query
 		answer.Forward = func(ctx context.Context, q *api.Query) bool {
@@ -66,13 +66,12 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 	}
 }
 
-// mayForward reports whether another node may finish a query: where there is more than the index to be asked, the node
-// that was asked answers.
+// mayForward reports whether another node may finish a query. A query that needs more than the index is answered here.
 func (s *Server) mayForward(q *api.Query) bool {
 	return s.admit() == nil && !s.guesses.Any(q.Model) && (q.L3 == api.L3Off || !s.node.SharesStore(q.Model))
 }
 
-// serveForwards serves what other nodes forward, and what they say of what this node has forwarded.
+// serveForwards serves forwarded queries of other nodes, and reports about this node's forwarded queries.
 func (v *service) serveForwards() error {
 	s := v.s
 	on := map[string]string{}
@@ -110,7 +109,7 @@ func (v *service) serveForwards() error {
 	return err
 }
 
-// finisher answers queries that other nodes forward.
+// finisher answers forwarded queries of other nodes.
 type finisher struct {
 	server  *Server
 	reports *scatter.Reports
@@ -144,7 +143,7 @@ func (f *finisher) finish(ctx context.Context, r jetstream.Request) jetstream.Re
 	}
 }
 
-// answer returns the answer to a forwarded query, and its encoding.
+// answer returns the answer to a forwarded query with its encoding.
 func (f *finisher) answer(ctx context.Context, query *scatter.Forwarded) (*api.Answer, []byte, error) {
 	s := f.server
 	if err := s.admit(); err != nil {
@@ -163,7 +162,7 @@ func (f *finisher) answer(ctx context.Context, query *scatter.Forwarded) (*api.A
 	return a, body, err
 }
 
-// decline reports to the origin of a forwarded query that it has to answer the query itself.
+// decline reports to the origin that the origin must answer the query.
 func (f *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Response {
 	if query, err := scatter.ReadForwarded(r.Body); err == nil {
 		f.reports.Add(query, nil, why)
@@ -171,14 +170,14 @@ func (f *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Respon
 	return jetstream.Response{Elsewhere: true, Outcome: api.Outcome(why)}
 }
 
-// report tells an origin what became of queries that it has forwarded.
+// report sends the results of forwarded queries to their origin.
 func (s *Server) report(origin string, reports []byte) {
 	if subject, err := jetstream.NodeSubject(s.Namespace, origin, opFinished); err == nil {
 		_ = s.Conn.Send(subject, "", reports)
 	}
 }
 
-// summary is an answer with no more than is counted of it: of its workers the first, and the first that holds most.
+// summary reduces an answer to the counted parts: the first worker, and the first worker with the longest prefix.
 func summary(a *api.Answer) *api.Answer {
 	out := *a
 	out.Partitions = nil
@@ -198,13 +197,13 @@ func summary(a *api.Answer) *api.Answer {
 	return &out
 }
 
-// tiers are what a rank holds of a prompt, as the funnel counts it.
+// tiers returns a rank's blocks of a prompt in the funnel's form.
 func tiers(o *api.Overlap) funnel.Tiers {
 	return funnel.NewTiers(max(o.Device, o.Guessed), o.Host, o.Disk, o.External)
 }
 
-// unheard keeps the last answers to forwarded queries for as long as the NATS server may still say that nobody listens
-// for them: where the client's server is not connected to ours, or not yet, but is to the origin's.
+// unheard keeps the last answers to forwarded queries while the NATS server may still report a missing receiver. The
+// client's server may not, or not yet, be connected to this node's server, but to the origin's.
 type unheard struct {
 	subject string // ends in '.', and is followed by the answer's number
 
@@ -219,10 +218,10 @@ type undelivered struct {
 	body                       []byte
 }
 
-// maxUnheard bounds an answer that is kept.
+// maxUnheard is the maximum size of a kept answer.
 const maxUnheard = 64 << 10
 
-// keep keeps an answer, unless it is large, and returns the subject where it is said that nobody listens for it.
+// keep keeps an answer, unless the answer is large, and returns the subject for the report of a missing receiver.
 func (u *unheard) keep(f *scatter.Forwarded, reply string, body []byte) (subject string) {
 	if len(body) > maxUnheard {
 		return ""
@@ -234,7 +233,7 @@ func (u *unheard) keep(f *scatter.Forwarded, reply string, body []byte) (subject
 	return u.subject + strconv.FormatUint(u.last, 36)
 }
 
-// take returns the answer for which nobody listens; false if it is kept no more.
+// take returns the answer without a receiver; kept is false after the answer was replaced.
 func (u *unheard) take(subject string) (a undelivered, kept bool) {
 	n, err := strconv.ParseUint(strings.TrimPrefix(subject, u.subject), 36, 64)
 	if err != nil {
@@ -250,7 +249,7 @@ func (u *unheard) take(subject string) (a undelivered, kept bool) {
 	return a, true
 }
 
-// redeliver has the origin deliver an answer for which nobody listens here.
+// redeliver sends an undeliverable answer to the origin, which delivers the answer.
 func (f *finisher) redeliver(r jetstream.Request) {
 	a, kept := f.unheard.take(r.Subject)
 	if !kept {
@@ -261,11 +260,11 @@ func (f *finisher) redeliver(r jetstream.Request) {
 	b = msgp.AppendStr(b, a.contentType)
 	b = append(msgp.AppendBinHead(b, len(a.body)), a.body...)
 	if subject, err := jetstream.NodeSubject(f.server.Namespace, a.origin, opDeliver); err == nil {
-		_ = f.server.Conn.Send(subject, "", b) // if it is lost, the client asks again
+		_ = f.server.Conn.Send(subject, "", b) // after a loss, the client retries
 	}
 }
 
-// deliver sends an answer to a client whom the finisher cannot reach.
+// deliver sends an answer to a client that the finisher cannot reach.
 func (s *Server) deliver(r jetstream.Request) {
 	in := msgp.Reader{Data: r.Body}
 	n, is := in.Array()
@@ -279,7 +278,7 @@ func (s *Server) deliver(r jetstream.Request) {
 	_ = s.Conn.Send(string(reply), string(contentType), body)
 }
 
-// forward sends a query to the node that is to finish it.
+// forward sends a query to the finishing node.
 func (s *Server) forward(node string, patience time.Duration, trace, reply string, body []byte) error {
 	subject, err := jetstream.NodeSubject(s.Namespace, node, opForward)
 	if err != nil {

@@ -17,8 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// TestUnheardAnswers: an answer of which the server says that nobody listens for it is delivered by the origin of its
-// query.
+// TestUnheardAnswers checks that the origin of a query delivers an answer without a receiver.
 func TestUnheardAnswers(t *testing.T) {
 	conn := connect(t)
 	_, queries := metrics.New(metrics.Config{Figures: func() *metrics.Figures { return &metrics.Figures{} }})
@@ -76,7 +75,7 @@ func TestUnheardAnswers(t *testing.T) {
 	}
 	large := f.unheard.keep(&scatter.Forwarded{}, "client", make([]byte, maxUnheard+1))
 	if _, kept := f.unheard.take("kv.v1.n.node.b.unheard.0"); kept || large != "" {
-		t.Error("what was not kept is there")
+		t.Error("an answer that was not kept is present")
 	}
 	s.deliver(jetstream.Request{Body: []byte("nonsense")})
 }
@@ -117,7 +116,7 @@ func TestUnheardRing(t *testing.T) {
 	}
 }
 
-// other is a view in which another node serves all there is.
+// other is a view in which another node serves all partitions.
 type other struct{}
 
 func (other) Serving(events.Partition) []string      { return []string{"b"} }
@@ -125,7 +124,7 @@ func (other) Fit(events.Partition) int               { return 1 }
 func (other) MayServe(events.Partition, string) bool { return true }
 func (other) Finishes(string) bool                   { return true }
 
-// untilWhen is an indexer that tells until when it may take.
+// untilWhen is an indexer that reports the deadline of a query.
 type untilWhen struct {
 	api.Indexer
 	told chan time.Time
@@ -137,8 +136,8 @@ func (x *untilWhen) Find(ctx context.Context, q *api.Query) (*api.Answer, error)
 	return &api.Answer{Model: q.Model, Complete: true}, nil
 }
 
-// TestDeadlineOfAForwardInVain: a query whose finisher says nothing is answered here. Its deadline_ms has begun when it
-// came, and not when the finisher was given up.
+// TestDeadlineOfAForwardInVain checks that this node answers a query without an answer of the finisher. The deadline_ms
+// begins with the arrival of the query, not with the timeout of the finisher.
 func TestDeadlineOfAForwardInVain(t *testing.T) {
 	_, queries := metrics.New(metrics.Config{Figures: func() *metrics.Figures { return &metrics.Figures{} }})
 	guesses, err := guess.New(guess.Config{})
@@ -158,14 +157,14 @@ func TestDeadlineOfAForwardInVain(t *testing.T) {
 		Body: []byte(`{"model":"m","hashes":[1],"l3":"off","deadline_ms":60000}`)})
 	latest := time.Now().Add(time.Minute)
 	if response.Later == nil {
-		t.Fatalf("it is not forwarded: %+v", response)
+		t.Fatalf("the query is not forwarded: %+v", response)
 	}
 	answered := make(chan jetstream.Response, 1)
 	response.Later(func(r jetstream.Response) { answered <- r })
 	select {
 	case until := <-told:
 		if until.After(latest) {
-			t.Errorf("it may take %v longer than was asked", until.Sub(latest))
+			t.Errorf("the deadline is %v too late", until.Sub(latest))
 		}
 	case <-time.After(testkit.Patience):
 		t.Fatal("it is not answered here")

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// newFunnel returns what records where reusable tokens are lost.
+// newFunnel returns the tracker of lost reuse.
 func (s *Server) newFunnel() *funnel.Tracker {
 	return funnel.New(funnel.Config{
 		Node: s.ID, Blocks: s.FunnelBlocks, Reused: s.queries.Reused,
@@ -43,7 +43,7 @@ func (s *Server) newFunnel() *funnel.Tracker {
 	})
 }
 
-// askOthers asks all other nodes at the same time.
+// askOthers queries all other nodes concurrently.
 func (s *Server) askOthers(ask func(name string) (*api.BlockHistory, error)) ([]*api.BlockHistory, []error) {
 	return onAll(s.otherNodes(), ask)
 }
@@ -52,7 +52,7 @@ func (s *Server) otherNodes() []string {
 	return slices.DeleteFunc(s.nodes(), func(name string) bool { return name == s.ID })
 }
 
-// holders are those that hold most of a prompt, the deepest first.
+// holders are the workers with the longest prefixes of a prompt, the longest first.
 type holders struct {
 	list [8]holder
 	n    int
@@ -68,7 +68,7 @@ type holder struct {
 	in    funnel.Tiers
 }
 
-// take reads them from an answer.
+// take reads the holders from an answer.
 func (h *holders) take(a *api.Answer) {
 	h.n, h.asked, h.shared, h.incomplete = 0, true, a.L3.FromStart, !a.Complete
 	for i := range a.Workers {
@@ -87,7 +87,7 @@ func (h *holders) take(a *api.Answer) {
 	}
 }
 
-// most is what the deepest holds for which is is true.
+// most returns the longest prefix of the holders with is true.
 func (h *holders) most(is func(events.RankKey) bool) uint32 {
 	for i := range h.list[:h.n] {
 		if is(h.list[i].key) {
@@ -97,7 +97,7 @@ func (h *holders) most(is func(events.RankKey) bool) uint32 {
 	return 0
 }
 
-// tell says in a request what was answered.
+// tell writes the holders into a funnel request.
 func (h *holders) tell(r *funnel.Request) {
 	if h.n > 0 {
 		r.Held, r.HeldIn = h.list[0].depth, h.list[0].in
@@ -105,7 +105,7 @@ func (h *holders) tell(r *funnel.Request) {
 	r.Shared, r.Incomplete = h.shared, h.incomplete
 }
 
-// recorded is a request for the funnel, without what was answered; nil if it is not recorded.
+// recorded returns the funnel request of a query, without the answer, or nil if the query is not recorded.
 func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
 	if q.EngineHashes != nil || q.Hashed != nil || q.Partitions != nil || blockSize == 0 {
 		return nil
@@ -119,7 +119,7 @@ func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
 		Restricted: q.Workers != nil || q.Ranks != nil || q.Endpoints != nil}
 }
 
-// asked records a query that was answered. Explanations are for people.
+// asked records an answered query. Queries with explain are not recorded, because people send them.
 func (s *Server) asked(q *api.Query, a *api.Answer) {
 	if q.Explain || q.Diagnostic {
 		return
@@ -134,7 +134,7 @@ func (s *Server) asked(q *api.Query, a *api.Answer) {
 	s.funnel.Record(r)
 }
 
-// routed records a request for which a worker was chosen, or could not be. An advisory choice routes nothing.
+// routed records a request with or without a chosen worker. An advisory choice is not recorded.
 func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, err error) {
 	if q.Advisory || q.Diagnostic {
 		return
@@ -162,7 +162,7 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 	}
 	r.Eligible = h.most(func(k events.RankKey) bool { return eligible(q, pool.Rank(k)) })
 	if out != nil {
-		if out.Prefill != nil { // it computes the prompt
+		if out.Prefill != nil { // the prefill worker computes the prompt
 			out = out.Prefill
 		}
 		r.ISL, r.Incomplete = max(r.ISL, out.ISLTokens), r.Incomplete || !out.Complete
@@ -177,7 +177,7 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 	s.funnel.Record(r)
 }
 
-// eligible reports whether a rank might have been chosen, had it less to do.
+// eligible reports whether a rank could be chosen with less load.
 func eligible(q *api.SelectRequest, r *registry.PoolRank) bool {
 	if r == nil || r.Record.State != api.WorkerSchedulable {
 		return false
@@ -198,7 +198,7 @@ func (m measured) ReportReused(id string, cached uint64) {
 	m.s.funnel.ReportLater(api.Report{RequestID: id, CachedTokens: cached})
 }
 
-// Funnel sums up what all nodes have recorded.
+// Funnel returns the sum of all nodes' funnels.
 func (s *Server) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
 	if err := s.named(&r.Model); err != nil {
 		return nil, err
@@ -233,13 +233,13 @@ func (s *Server) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 	}
 	if sum.Requests == 0 && len(sum.Missing) == 0 && len(s.registry.Pool(r.Model).Ranks) == 0 &&
 		len(s.node.BlockSizes(r.Model)) == 0 {
-		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q, and nobody has asked for it",
+		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q, and no query has named it",
 			r.Model)
 	}
 	return sum, nil
 }
 
-// Recorded lists the newest that all nodes have recorded, or asks the one that has recorded one.
+// Recorded lists the newest records of all nodes, or queries the node of a single record.
 func (s *Server) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
 	if err := s.named(&q.Model); err != nil {
 		return nil, err
@@ -282,11 +282,11 @@ func (s *Server) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.Rec
 		return nil, api.Errorf(api.CodeUnavailable, "node %s, which has recorded the request, does not answer",
 			all.Missing[0])
 	}
-	return nil, api.Errorf(api.CodeUnknownRequest, "request %.100q of %q is not kept: only the newest %d of each model "+
-		"on each node are", q.ID, q.Model, api.MaxRecorded)
+	return nil, api.Errorf(api.CodeUnknownRequest, "request %.100q of %q is not kept: "+
+		"a node keeps only the newest %d of a model", q.ID, q.Model, api.MaxRecorded)
 }
 
-// Report looks for the node that has made the choice.
+// Report sends a report to the node of the choice.
 func (s *Server) Report(ctx context.Context, r *api.Report) error {
 	if err := s.admit(); err != nil {
 		return err
@@ -322,11 +322,11 @@ func (s *Server) Report(ctx context.Context, r *api.Report) error {
 }
 
 func unknownReport(r *api.Report) error {
-	return api.Errorf(api.CodeUnknownRequest, "no worker was chosen for request %.100q of late, or its report has come; "+
-		"send the request_id with select", r.RequestID)
+	return api.Errorf(api.CodeUnknownRequest, "no worker was chosen for request %.100q recently, or the report "+
+		"exists already; send the request_id with select", r.RequestID)
 }
 
-// BlockHistory is what this node remembers.
+// BlockHistory returns this node's history of blocks.
 func (s *Server) BlockHistory(_ context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
 	return s.funnel.BlockHistory(q), nil
 }

@@ -14,11 +14,11 @@ import (
 	"google.golang.org/grpc"
 )
 
-// streamsPerCall is how many streams may be open over gRPC for each call that may be under way: a stream of a gateway
-// lives as long as its request, and has nothing to do most of that time.
+// streamsPerCall is the number of open streams over gRPC for every permitted call. A gateway's stream lives as long as
+// its request and is idle most of the time.
 const streamsPerCall = 8
 
-// grpcNeeds are the roles that may use each method. grpc.health.v1 is for anybody.
+// grpcNeeds are the permitted roles of every method. All clients may use grpc.health.v1.
 var grpcNeeds = map[string]rights.Roles{
 	extprocv3.ExternalProcessor_Process_FullMethodName:         rights.Route,
 	kvindexerpb.KVIndexer_MatchExternalKvPrefix_FullMethodName: rights.Read,
@@ -60,7 +60,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	}
 	s.log.Info("gRPC is served", "listen", at.String())
 	if s.GRPCInsecure {
-		s.log.Warn("whoever reaches this port may have workers chosen without a token", "listen", at.String(), "what_to_do",
+		s.log.Warn("all clients of this port may select workers without a token", "listen", at.String(), "what_to_do",
 			"let a NetworkPolicy or firewall admit only the gateways, as networkPolicy.grpcFrom of the chart does")
 	}
 	return stop, nil

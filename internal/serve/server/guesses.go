@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// withGuesses puts beside an answer of the index what ranks are guessed to hold. Of a model of which nothing was
-// announced, and which has workers without events, guesses are all that there is.
+// withGuesses adds guessed blocks to an answer of the index. For a model without events and with workers without
+// events, the answer has only guesses.
 func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answer, error) {
 	pool := s.registry.Pool(q.Model)
 	if err != nil {
@@ -68,8 +68,8 @@ func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answe
 	return a, nil
 }
 
-// observe is told of requests under way. They make guesses, but for those of Dynamo's slot tracker: nobody asks for
-// theirs.
+// observe records running requests, which give guesses. Requests of Dynamo's slot tracker give no guesses, because no
+// query uses them.
 func (s *Server) observe(of load.Model, r *load.Request) {
 	s.announced.Observe(of.Name, r.Rank, r.Hashes, r.PrefillDone, r.Ended)
 	if !dynamoselect.Tracked(of.Name) {
@@ -77,8 +77,8 @@ func (s *Server) observe(of load.Model, r *load.Request) {
 	}
 }
 
-// onlyRegistered is the answer for a model of which nothing was announced and that has workers without events; nil if
-// that is not why there is none.
+// onlyRegistered returns the answer for a model without events and with workers without events, or nil if err has
+// another reason.
 func onlyRegistered(q *api.Query, pool *registry.Pool, err error) *api.Answer {
 	var failed *api.Error
 	none := func(r registry.PoolRank) bool {

@@ -23,10 +23,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
-// usualDeadline bounds a request over HTTP that names no deadline, or a later one.
+// usualDeadline is the time limit of a request over HTTP, unless the request names an earlier deadline.
 const usualDeadline = 5 * time.Second
 
-// route is a method and path of an operation, and the rule for its requests.
+// route is a method and path of an operation with the access rule.
 type route struct {
 	api.Route
 	op   *api.Operation
@@ -50,11 +50,11 @@ var routes = func() (list []route) {
 // paths returns the handler of the HTTP port. It serves the routes of [api.Operations], and
 //
 //	GET  /healthz      200 while the process runs
-//	GET  /readyz       200 once each partition is restored and caught up, with a line for each thing that answers lack;
+//	GET  /readyz       200 once every partition is restored and caught up, with a line for every missing part of answers;
 //	                   otherwise 503 and the reason
 //	GET  /metrics      for Prometheus
 //	GET  /v1/watch     server-sent events: FleetEvents and ClusterEvents
-//	GET  /v1/openapi.json      the description of all these in OpenAPI 3.1
+//	GET  /v1/openapi.json      the description of the port in OpenAPI 3.1
 //	GET  /v1/kv_indexer.proto  the services of the gRPC port except the endpoint picker
 //
 // and the paths of [compat] and [page].
@@ -84,7 +84,7 @@ func (s *Server) register(mux *web.Mux, front *httpFront) {
 	})
 }
 
-// compat is what clients of Dynamo's indexer are answered with.
+// compat returns the configuration of Dynamo's indexer.
 func (s *Server) compat(ended func(op, outcome string)) compat.Config {
 	return compat.Config{
 		Server: s, Shims: s.shims, Ended: ended, Resolve: s.registry.Resolve,
@@ -98,11 +98,11 @@ func (s *Server) compat(ended func(op, outcome string)) compat.Config {
 // httpFront answers the operations over HTTP.
 type httpFront struct {
 	requests api.Handler
-	ended    func(op, outcome string) // is told what became of each request, by its operation or path
+	ended    func(op, outcome string) // called with the outcome of every request, by operation or path
 	deadline time.Duration
 }
 
-// register adds the operations' paths, their description, /healthz, and what is said of all others.
+// register adds the paths of the operations, the description, /healthz, and the reply for unknown paths.
 func (f *httpFront) register(mux *web.Mux) {
 	ops, methods, rules := map[string]map[string]*api.Operation{}, map[string][]string{}, map[string]web.Rules{} // by path
 	for _, r := range routes {
@@ -116,7 +116,7 @@ func (f *httpFront) register(mux *web.Mux) {
 		mux.Handle(path, rules[path], func(w http.ResponseWriter, r *http.Request) {
 			op := ops[path][r.Method]
 			if op == nil {
-				op = ops[path][methods[0]] // HEAD, where that is GET
+				op = ops[path][methods[0]] // HEAD for a GET operation
 			}
 			if web.Allowed(w, r, methods...) {
 				f.serve(w, r, op)
@@ -140,7 +140,7 @@ func (f *httpFront) register(mux *web.Mux) {
 	})
 }
 
-// get adds a path that takes GET.
+// get adds a path for GET requests.
 func (f *httpFront) get(mux *web.Mux, path string, rule web.Rule, handle http.HandlerFunc) {
 	mux.Handle(path, web.Rules{http.MethodGet: rule}, func(w http.ResponseWriter, r *http.Request) {
 		if web.Allowed(w, r, http.MethodGet) {
@@ -151,7 +151,7 @@ func (f *httpFront) get(mux *web.Mux, path string, rule web.Rule, handle http.Ha
 	})
 }
 
-// serve answers one request, and counts it.
+// serve serves a request, and counts the outcome.
 func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op *api.Operation) {
 	var buffer web.Buffer // nothing of the body is kept once the request is answered
 	defer buffer.Free()
@@ -177,8 +177,8 @@ func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Requ
 	contentType string, body []byte, deadline time.Duration, failure *api.Error) {
 	header := r.Header.Get("Content-Type")
 	contentType, known := api.ContentType(header)
-	// A web page may send some forms, or none, to any address without asking first; these are refused even where they
-	// would be understood.
+	// A web page may send some content types, or no content type, to any address without a preflight request. Such
+	// requests are refused even if the content is valid.
 	if !known || header == "" && r.ContentLength != 0 {
 		return contentType, nil, 0, api.WrongContentType(header)
 	}
@@ -198,13 +198,13 @@ func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Requ
 	}
 	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
 		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
-			"%s takes no parameters in its URL, such as %.40s; they belong into the body", r.URL.Path, name)
+			"%s accepts no parameters in the URL, such as %.40s; put parameters into the body", r.URL.Path, name)
 	}
 	body, failure = buffer.Read(w, r, api.MaxBody)
 	return contentType, body, deadline, failure
 }
 
-// inURL makes a request of the parameters in its URL, which may be these, each once.
+// inURL converts the parameters of a URL to a request. Every known parameter may occur once.
 func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -213,7 +213,7 @@ func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
 	fields := map[string]string{}
 	for name, list := range values {
 		if !slices.Contains(known, name) || len(list) != 1 {
-			return nil, api.Errorf(api.CodeMalformed, "%s takes the parameters %s, each once, not %.40q", r.URL.Path,
+			return nil, api.Errorf(api.CodeMalformed, "%s accepts the parameters %s once, not %.40q", r.URL.Path,
 				strings.Join(known, " and "), name)
 		}
 		fields[name] = list[0]
@@ -225,7 +225,7 @@ func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
 	return body, nil
 }
 
-// refuse sends an error, and counts its request.
+// refuse sends an error, and counts the request.
 func (f *httpFront) refuse(w http.ResponseWriter, r *http.Request, op, contentType string, failure *api.Error) {
 	f.ended(op, web.Reply(w, r, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), api.Outcome(failure)))
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// anything is an indexer that answers anything.
+// anything is an indexer that answers every request.
 type anything struct{ api.Indexer }
 
 func (*anything) Find(_ context.Context, q *api.Query) (*api.Answer, error) {
@@ -32,7 +32,8 @@ func (*anything) Snapshot(context.Context) (*api.SnapshotList, error) {
 	return &api.SnapshotList{}, nil
 }
 
-// TestHTTPRefuses: each refusal over HTTP is an error of the catalogue in the form of the request, and is counted.
+// TestHTTPRefuses checks that every refusal over HTTP has an error of the catalogue in the format of the request, and
+// is counted.
 func TestHTTPRefuses(t *testing.T) {
 	var outcomes outcomes
 	h := front(&anything{}, func(op, outcome string) { outcomes.Count(api.OverHTTP, op, outcome) })
@@ -42,7 +43,7 @@ func TestHTTPRefuses(t *testing.T) {
 	for _, c := range []struct {
 		method, path, contentType, deadline, body string
 		status                                    int
-		code                                      api.Code // empty: it is answered
+		code                                      api.Code // empty for a successful request
 		want                                      string
 	}{
 		{"POST", "/v1/find", api.JSON, "", query, 200, "", `"model":"m"`},
@@ -75,7 +76,7 @@ func TestHTTPRefuses(t *testing.T) {
 		{"POST", "/v1/find", api.JSON, "-5", query, 400, api.CodeMalformed, `Kv-Deadline-Ms is "-5"`},
 		{"POST", "/v1/find", api.MsgPack, "1.5", string(packed), 400, api.CodeMalformed, `Kv-Deadline-Ms is "1.5"`},
 		{"POST", "/v1/find?model=m", api.JSON, "", query, 400, api.CodeMalformed,
-			"takes no parameters in its URL, such as model"},
+			"accepts no parameters in the URL, such as model"},
 		{"POST", "/v1/find", api.JSON, "", strings.Repeat(" ", api.MaxBody+1), 413, api.CodeTooLarge,
 			"more than 8388608 bytes (8 MiB)"},
 		{"POST", "/v1/find", api.JSON, "", `{"model":"m","tokens":[1],"lora":"a"}`, 400, api.CodeMalformed,
@@ -120,7 +121,7 @@ func TestHTTPRefuses(t *testing.T) {
 	}
 }
 
-// TestStalledBody: a body that does not come ends with 408, in words.
+// TestStalledBody checks that a body without progress ends with 408 and an error text.
 func TestStalledBody(t *testing.T) {
 	t.Parallel()
 	ended := make(chan string, 1)
@@ -144,18 +145,18 @@ func TestStalledBody(t *testing.T) {
 		t.Errorf("%q %v", text, err)
 	}
 	if outcome := <-ended; outcome != string(api.CodeRequestTimeout) {
-		t.Errorf("it is counted as %s", outcome)
+		t.Errorf("the outcome is %s", outcome)
 	}
 }
 
-// front is the operations over HTTP, as an indexer answers them.
+// front returns the operations over HTTP, as an indexer serves them.
 func front(x api.Indexer, ended func(op, outcome string)) *web.Mux {
 	mux := web.NewMux()
 	(&httpFront{requests: api.Handler{Indexer: x}, ended: ended, deadline: usualDeadline}).register(mux)
 	return mux
 }
 
-// waits is an indexer that answers a query when nobody waits for the answer any more.
+// waits is an indexer that answers a query after the client is gone.
 type waits struct {
 	anything
 	begun chan struct{}
@@ -167,7 +168,7 @@ func (w *waits) Find(ctx context.Context, _ *api.Query) (*api.Answer, error) {
 	return nil, ctx.Err()
 }
 
-// TestWhoAskedHasGone: a request that is given up by who made it is counted as that, and not as our mistake.
+// TestWhoAskedHasGone checks that a request of a disconnected client is counted as such, not as an internal error.
 func TestWhoAskedHasGone(t *testing.T) {
 	t.Parallel()
 	x, ended := &waits{begun: make(chan struct{})}, make(chan string, 1)
@@ -193,6 +194,6 @@ func TestWhoAskedHasGone(t *testing.T) {
 		t.Error("it was answered")
 	}
 	if outcome := <-ended; outcome != api.OutcomeCanceled {
-		t.Errorf("it is counted as %s", outcome)
+		t.Errorf("the outcome is %s", outcome)
 	}
 }

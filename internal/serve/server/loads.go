@@ -29,14 +29,14 @@ func loadStatus(s load.Status) *api.LoadStatus {
 	return out
 }
 
-// routerRequests counts the requests that routers of another make sent, as clients get it.
+// routerRequests converts the counts of other makes' router requests for clients.
 func routerRequests(c load.ForeignCounts) *api.RouterRequestCounts {
 	return &api.RouterRequestCounts{Requests: c.Requests, Added: c.Added, Prefilled: c.Prefilled, Freed: c.Freed,
 		Expired: c.Expired, Own: c.Own, Duplicate: c.Duplicate, Unknown: c.Unknown, Refused: c.Refused}
 }
 
-// waitLoads waits until this node knows the requests under way and the sessions that other nodes know, if there are
-// other nodes, or ctx ends.
+// waitLoads waits until this node has the other nodes' running requests and sessions, or until ctx ends. Without other
+// nodes it returns at once.
 func (s *Server) waitLoads(ctx context.Context) {
 	if len(s.views.Now().Peers) == 0 {
 		s.loads.Alone()
@@ -52,8 +52,8 @@ func (s *Server) waitLoads(ctx context.Context) {
 	}
 }
 
-// removeGone ends the requests of ranks that are registered no more, or for another model or routing group, or that
-// have become incomplete, until ctx ends. Every node does so.
+// removeGone ends the requests of ranks without a complete registration for the same model and routing group, until ctx
+// ends. Every node does the same.
 func (s *Server) removeGone(ctx context.Context) {
 	known := map[events.RankKey]string{}
 	for {

@@ -25,7 +25,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// fleet is whole nodes of a namespace, on a NATS server of its own.
+// fleet is a group of complete nodes of a namespace, on a separate NATS server.
 type fleet struct {
 	t       *testing.T
 	ctx     context.Context // of the test
@@ -42,7 +42,7 @@ func newFleet(t *testing.T) *fleet {
 	return &fleet{t: t, ctx: ctx, nats: nats}
 }
 
-// start starts a node, which set may have changed the settings of.
+// start starts a node. set may change the settings.
 func (f *fleet) start(name string, set ...func(*Settings)) (s *Server, stop func()) {
 	f.t.Helper()
 	conn, err := jetstream.Connect(f.ctx, jetstream.ConnOptions{Server: f.nats, Wait: true})
@@ -142,14 +142,14 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 			return requests == 0 && len(l) == 0 || len(l) == 1 && l[0].Requests == requests
 		}
 	}
-	until("b has what was booked on a", loaded(b, 10))
+	until("b has the bookings of a", loaded(b, 10))
 	if err := b.loads.Book(ctx, m, load.Booking{ID: "3", Rank: key}); !errors.Is(err, load.ErrConflict) {
 		t.Errorf("booked twice: %v", err)
 	}
 	if err := b.loads.Free(ctx, m, "3"); err != nil {
 		t.Error(err)
 	}
-	until("a has what was freed on b", loaded(a, 9))
+	until("a has the ends of b", loaded(a, 9))
 	for i := range 4 {
 		err := b.loads.Book(ctx, m, load.Booking{ID: fmt.Sprint("more", i), Rank: key})
 		if full := errors.Is(err, load.ErrFull); full != (i == 3) || err != nil && !full {
@@ -166,7 +166,7 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 	status := func(s *Server) api.ModelDigest {
 		st, err := s.Status(ctx)
 		if err != nil || st.Load == nil || !st.Load.Ready || st.Load.Peers != 1 || len(st.Load.Models) != 1 {
-			t.Fatalf("%s says of its loads: %+v, %v", s.ID, st.Load, err)
+			t.Fatalf("the load status of %s is %+v, %v", s.ID, st.Load, err)
 		}
 		return st.Load.Models[0]
 	}
@@ -185,7 +185,7 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 	if !loaded(c, 9)() {
 		t.Errorf("c is ready with %+v", loadsOf(c, m))
 	}
-	until("the worker is known to c", func() bool { return there(c) })
+	until("c has the worker", func() bool { return there(c) })
 	if _, err := f.workers.Delete(ctx, f.name(a, key), revision); err != nil {
 		t.Fatal(err)
 	}
@@ -196,13 +196,13 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 		t.Errorf("the end of a request whose worker has left: %v", err)
 	}
 
-	// One whose registration is not complete any more takes its requests along too.
+	// An incomplete registration ends the worker's requests too.
 	f.register(a, record)
 	until("the worker is back", func() bool { return there(a) && there(b) && there(c) })
 	if err := a.loads.Book(ctx, m, load.Booking{ID: "again", Rank: key}); err != nil {
 		t.Fatal(err)
 	}
-	until("c has what was booked on a", loaded(c, 1))
+	until("c has the bookings of a", loaded(c, 1))
 	record.Worker = &api.WorkerSpec{Role: "none of ours"}
 	f.register(a, record)
 	for _, s := range []*Server{a, b, c} {
@@ -210,8 +210,8 @@ func TestLoadsOfThreeNodes(t *testing.T) {
 	}
 }
 
-// TestLastRequestsOverGRPC: the request of a gateway whose stream is open when its node stops is freed on other nodes
-// too.
+// TestLastRequestsOverGRPC checks that the request of an open gateway stream is freed on other nodes too when its node
+// stops.
 func TestLastRequestsOverGRPC(t *testing.T) {
 	f := newFleet(t)
 	listen := loopback.Reserve(t)
@@ -247,9 +247,9 @@ func TestLastRequestsOverGRPC(t *testing.T) {
 	}
 	m := load.Model{Name: "m"}
 	booked := func() bool { l := loadsOf(b, m); return len(l) == 1 && l[0].Requests == 1 }
-	f.until("b has what the gateway booked on a", booked)
+	f.until("b has the gateway's booking on a", booked)
 	stopA()
-	f.until("b hears that it was freed", func() bool { return !booked() })
+	f.until("b has the end of the booking", func() bool { return !booked() })
 }
 
 // loadsOf lists the loads of all ranks that have, or had, requests of a model.

@@ -8,13 +8,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// local answers the requests of other nodes on the subjects of this node. It answers from the data of this node alone.
+// local answers the requests of other nodes on the subjects of this node. It answers only from the data of this node.
 type local struct{ s *Server }
 
 // Find answers a query from this node's index.
 func (l local) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if q.Text != nil {
-		return nil, api.Errorf(api.CodeMalformed, "nodes ask each other with tokens or hashes only")
+		return nil, api.Errorf(api.CodeMalformed, "requests between nodes contain only tokens or hashes")
 	}
 	return l.s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return findRanks(ctx, q, l.s.node.Find)
@@ -37,10 +37,10 @@ func (l local) StatusOf(ctx context.Context, name string) (*api.Status, error) {
 	return l.s.Status(ctx)
 }
 
-// named returns an error if a request names another node than this one.
+// named returns an error if a request names another node.
 func (l local) named(name string) error {
 	if name != l.s.ID {
-		return api.Errorf(api.CodeUnavailable, "this is node %s, which was asked by its name for node %s", l.s.ID, name)
+		return api.Errorf(api.CodeUnavailable, "this is node %s, but the request names node %s", l.s.ID, name)
 	}
 	return nil
 }
@@ -65,7 +65,7 @@ func (l local) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.Prefi
 	return l.s.Prefixes(ctx, &named)
 }
 
-// RemoveWorker removes a worker whose shims run in this process.
+// RemoveWorker removes a worker of shims in this process.
 func (l local) RemoveWorker(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
 	if node := l.s.shimsNode(instance); node != l.s.ID {
 		return nil, api.Errorf(api.CodeUnknownWorker, "this is node %s, which runs no shim of %s", l.s.ID, instance)

@@ -5,10 +5,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Requests may use any name that the workers of a model accept. Each operation replaces the name with the model's own
-// before anything else, so that no other part of the node and no other node deals with aliases.
+// Requests may use any name that the workers of a model accept. An operation first replaces the name with the model's
+// own name, so no other part of the node and no other node deals with aliases.
 
-// named replaces the name of a model, in a request whose adapter does not matter.
+// named replaces the name of a model, in a request without a relevant adapter.
 func (s *Server) named(model *string) error {
 	t, err := s.registry.Resolve(*model)
 	*model = t.Model

@@ -8,33 +8,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// queueGroup is whom a request goes to: one node of all that serve.
+// queueGroup is the NATS queue group of all serving nodes. NATS delivers a request to a single node.
 const queueGroup = "kvatlas"
 
-// selectService serves choices if requests may wait for them: with workers of its own, so that those who wait do not
-// keep others from ending what is waited for.
+// selectService serves choices if requests may wait for a worker. It has separate workers, so that waiting requests do
+// not block the ends of running requests.
 const selectService = "kvatlas-select"
 
-// service is what a node serves on NATS. Subjects are kv.v1.<namespace>.q.<operation>, where whichever node answers for
-// the cluster, and kv.v1.<namespace>.node.<node>.<operation>, where one node answers for what it holds itself.
+// service serves NATS subjects. kv.v1.<namespace>.q.<operation> reaches any node, which answers for the cluster.
+// kv.v1.<namespace>.node.<node>.<operation> reaches a single node, which answers from its own data.
 type service struct {
 	s      *Server
 	answer api.Handler
 	shared []*jetstream.Service // any node's subjects
-	own    []*jetstream.Service // this node's
+	own    []*jetstream.Service // the subjects of this node
 	stops  []func()             // end subscriptions
 }
 
-// newService returns the service of a node. It serves nothing yet.
+// newService returns the service of a node without any subscriptions.
 func (s *Server) newService() *service { return &service{s: s, answer: s.requests()} }
 
-// serveStatus serves what may be asked of a node that is not ready.
+// serveStatus serves the operations of a node before readiness.
 func (v *service) serveStatus() error {
 	return v.serve(&v.shared, "kvatlas-node", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpStatus)
 }
 
-// serveOwn serves everything on the node's own subjects, for what it holds itself. It has workers of its own, so that
-// nodes whose workers all wait for each other still answer each other.
+// serveOwn serves all operations on the node's own subjects, from the node's own data. It has separate workers, so that
+// nodes with workers waiting for each other still answer each other.
 func (v *service) serveOwn() error {
 	subject := func(op string) (string, error) { return jetstream.NodeSubject(v.s.Namespace, v.s.ID, op) }
 	answer := api.Handler{
@@ -46,7 +46,7 @@ func (v *service) serveOwn() error {
 		operations(func(o *api.Operation) bool { return o.OneNode })...)
 }
 
-// serveQueries serves the other operations of any node, once this node is ready.
+// serveQueries serves the other operations of any node, after the node is ready.
 func (v *service) serveQueries() error {
 	if err := v.serveDynamo(); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (v *service) serveQueries() error {
 	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, ops...)
 }
 
-// operations returns the names of the operations for which is returns true.
+// operations returns the names of the operations that satisfy is.
 func operations(is func(*api.Operation) bool) (names []string) {
 	for _, o := range api.Operations {
 		if is(o) {
@@ -124,13 +124,13 @@ func (v *service) config(name string, by api.Transport) jetstream.ServiceConfig 
 	}
 }
 
-// panicked says of a fault that a request has brought to light.
+// panicked logs a panic during a request.
 func (s *Server) panicked(op string, why any, stack []byte) {
-	s.log.Error("a fault in this program ended a request; it goes on", "operation", op, "fault", why, "stack",
-		string(stack), "what_to_do", "report it with these lines; indexer version says what runs")
+	s.log.Error("a bug in this program ended a request; the node continues", "operation", op, "fault", why, "stack",
+		string(stack), "what_to_do", "report the bug with these lines and the output of indexer version")
 }
 
-// serviceVersion is a semantic version, which micro services must have.
+// serviceVersion returns a semantic version, as micro services require.
 func serviceVersion(version string) string {
 	if len(version) > 1 && version[0] == 'v' {
 		return version[1:]
@@ -138,7 +138,7 @@ func serviceVersion(version string) string {
 	return "0.0.0"
 }
 
-// refuse answers what the service itself refuses with an error as any other.
+// refuse converts a refusal of the micro service to an API error.
 func refuse(r jetstream.Request, code int, why string) jetstream.Response {
 	contentType, _ := api.ContentType(r.ContentType)
 	return failed(contentType, api.Refusal(code, why))
@@ -162,7 +162,7 @@ func overNATS(answer api.Handler, op string) jetstream.Handler {
 	}
 }
 
-// natsReply is the response to a request that was handled.
+// natsReply returns the response to a served request.
 func natsReply(contentType string, reply []byte, failure *api.Error) jetstream.Response {
 	out := jetstream.Response{ContentType: contentType, Body: reply, Outcome: api.OutcomeOK}
 	if failure != nil {
@@ -171,7 +171,7 @@ func natsReply(contentType string, reply []byte, failure *api.Error) jetstream.R
 	return out
 }
 
-// leave lets what is under way be answered, and takes only what is asked of this node by its name.
+// leave ends the subscriptions for any node and waits for running requests. The node's own subjects remain.
 func (v *service) leave(ctx context.Context) {
 	for _, service := range v.shared {
 		service.Stop(ctx)
@@ -179,7 +179,7 @@ func (v *service) leave(ctx context.Context) {
 	v.shared = nil
 }
 
-// stop lets what is under way be answered, and takes nothing new.
+// stop ends all subscriptions and waits for running requests.
 func (v *service) stop(ctx context.Context) {
 	v.leave(ctx)
 	for _, service := range v.own {

@@ -31,7 +31,7 @@ func connect(t *testing.T) *jetstream.Conn {
 	return conn
 }
 
-// indexer answers every query, when it may.
+// indexer answers every query after a permission.
 type indexer struct {
 	api.Indexer
 	gate chan struct{} // nil: at once
@@ -53,8 +53,8 @@ func (x *indexer) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	return a, nil
 }
 
-// TestEveryRequestIsAnsweredOrCounted asks 200 queries of 800 hashes at once of a node that has room for ten: each has
-// an answer, or an error that says busy, and the counts are those of the answers.
+// TestEveryRequestIsAnsweredOrCounted sends 200 queries of 800 hashes at once to a node with room for ten. Every query
+// gets an answer or the error busy, and the counts are equal to the replies.
 func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	t.Parallel()
 	conn := connect(t)
@@ -91,7 +91,7 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 			}
 			mu.Lock()
 			got[outcome]++
-			if outcome != api.OutcomeOK && got[outcome] == asked-10 { // what is left has its place
+			if outcome != api.OutcomeOK && got[outcome] == asked-10 { // the remaining requests have a place
 				close(x.gate)
 			}
 			mu.Unlock()
@@ -104,7 +104,7 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	}
 	want := fmt.Sprint([]api.RequestCount{{Transport: "nats", Operation: "find", Outcome: "busy", Count: busy},
 		{Transport: "nats", Operation: "find", Outcome: "ok", Count: ok}})
-	for fmt.Sprint(s.outcomes.Counts()) != want { // they are counted when they have been sent
+	for fmt.Sprint(s.outcomes.Counts()) != want { // requests are counted after the reply
 		if ctx.Err() != nil {
 			t.Fatalf("%v, want %s", s.outcomes.Counts(), want)
 		}
@@ -145,8 +145,8 @@ func TestErrorsHaveBodies(t *testing.T) {
 			want string
 		}{
 			{make([]byte, jetstream.MaxValue+1), api.CodeTooLarge,
-				"the request has 900001 bytes, more than 900000, the limit over NATS; ask with hashes instead of tokens, or over HTTP, which takes 8388608 (8 MiB)"},
-			{answer, api.CodeTooLarge, "the limit over NATS; ask for less"},
+				"the request has 900001 bytes, more than 900000, the limit over NATS; send hashes instead of tokens, or use HTTP, with a limit of 8388608 (8 MiB)"},
+			{answer, api.CodeTooLarge, "the limit over NATS; request less"},
 			{nil, api.CodeMalformed, "empty"},
 		} {
 			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), form, c.body)
@@ -176,7 +176,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 			t.Errorf("%d: %+v", code, r)
 		}
 	}
-	// Our own client reads them.
+	// The Go client reads the errors.
 	asker, err := client.NATS(conn.NATS(), "default", client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -2,8 +2,8 @@ package server
 
 import _ "embed"
 
-// openAPI describes the HTTP port in OpenAPI 3.1: the paths of the API, health and metrics. A test makes it of the Go
-// types, their comments and what the readers of requests take, and fails where it says something else.
+// openAPI describes the HTTP port in OpenAPI 3.1: the paths of the API, health and metrics. A test generates the
+// document from the Go types, their comments and the readers of requests, and fails if the document differs.
 //
 //go:generate go test -run TestOpenAPI -update .
 //go:embed openapi.json

@@ -20,14 +20,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// object is one in JSON.
+// object is a JSON object.
 type object = map[string]any
 
-// constant is one of a type's, as it travels, with its comment.
+// constant is a constant of a type in its wire form, with the comment.
 type constant struct{ value, comment string }
 
-// comments are what the code says of types and their fields, by package.Type and package.Type.Field, and the constants
-// of types, by package.Type.
+// comments has the comments of types and fields, by package.Type and package.Type.Field, and the constants of types, by
+// package.Type.
 type comments struct {
 	said      map[string]string
 	constants map[string][]constant
@@ -88,7 +88,7 @@ func (c *comments) add(t *testing.T, pkg string, doc *ast.CommentGroup, spec ast
 	}
 }
 
-// text is the first of the comments that says something, on one line.
+// text returns the first comment that is not empty, as a single line.
 func text(groups ...*ast.CommentGroup) string {
 	for _, g := range groups {
 		if said := strings.Join(strings.Fields(g.Text()), " "); said != "" {
@@ -98,15 +98,15 @@ func text(groups ...*ast.CommentGroup) string {
 	return ""
 }
 
-// field is one of a struct, as it travels.
+// field is a field of a struct in its wire form.
 type field struct {
 	name     string
-	of       reflect.Type // the struct that has it, of those embedded
+	of       reflect.Type // the struct with the field, if embedded
 	f        reflect.StructField
-	optional bool // left out where it says nothing
+	optional bool // omitted if empty
 }
 
-// fieldsOf are those of a struct and of what it embeds.
+// fieldsOf returns the fields of a struct, including embedded fields.
 func fieldsOf(t reflect.Type) (list []field) {
 	for f := range t.Fields() {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -135,7 +135,7 @@ type schemas struct {
 
 func full(t reflect.Type) string { return path.Base(t.PkgPath()) + "." + t.Name() }
 
-// describe adds what the code says of a field. Its words for fields become theirs in JSON.
+// describe adds the comment of a field to the schema, with JSON names in place of Go names.
 func (s *schemas) describe(schema object, f field) object {
 	said := s.said[full(f.of)+"."+f.f.Name]
 	for _, other := range fieldsOf(f.of) {
@@ -147,7 +147,7 @@ func (s *schemas) describe(schema object, f field) object {
 	return schema
 }
 
-// answer is the schema of a type in answers: they may have further fields in a later version.
+// answer returns the schema of a type in answers, which may have further fields in a later version.
 func (s *schemas) answer(t reflect.Type) object {
 	if values := s.constants[full(t)]; t.Kind() == reflect.String && values != nil {
 		return object{"type": "string", "enum": valuesOf(values)}
@@ -185,7 +185,7 @@ func (s *schemas) component(t reflect.Type) object {
 		for _, f := range fieldsOf(t) {
 			schema := s.answer(f.f.Type)
 			if f.optional && !strings.Contains(f.f.Tag.Get("msgpack"), "omit") {
-				schema = orNull(schema) // MessagePack has it all the same
+				schema = orNull(schema) // MessagePack has all values
 			}
 			pointer := f.f.Type.Kind() == reflect.Pointer && f.f.Type.Elem().Kind() != reflect.Struct
 			if pointer && !f.optional {
@@ -207,19 +207,19 @@ func (s *schemas) component(t reflect.Type) object {
 	return object{"$ref": "#/components/schemas/" + name}
 }
 
-// probe is a request in which the reader of an operation meets an object.
+// probe is a request with an object for the reader of an operation.
 type probe struct {
 	op   string
 	with func(inner string) string
 }
 
-// takes asks the reader of an operation which fields an object in its request has.
+// takes returns the fields of an object that the reader of an operation accepts.
 func (p probe) takes(t *testing.T) []string {
 	handler := api.Handler{Indexer: struct{ api.Indexer }{}, Registrar: struct{ api.Registrar }{},
 		Router: struct{ api.Router }{}, Funnels: struct{ api.Funnels }{}}
 	_, failure := handler.Handle(t.Context(), p.op, api.JSON, []byte(p.with(`{"no such field at all":1}`)))
 	if failure == nil {
-		t.Fatalf("%s takes any field", p.op)
+		t.Fatalf("%s accepts any field", p.op)
 	}
 	_, list, has := strings.Cut(failure.Message, "; there are ")
 	if !has && !strings.HasSuffix(failure.Message, ": the object has no fields") {
@@ -228,8 +228,8 @@ func (p probe) takes(t *testing.T) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// request is the schema of an object in a request: it has the fields that the reader takes, and no others. Null is as
-// if a field were not there.
+// request returns the schema of an object in a request, with exactly the fields that the reader accepts. Null is equal
+// to an absent field.
 func (s *schemas) request(t *testing.T, of reflect.Type, p probe, needs []string) object {
 	properties, fields := object{}, fieldsOf(of)
 	for _, name := range p.takes(t) {
@@ -238,7 +238,7 @@ func (s *schemas) request(t *testing.T, of reflect.Type, p probe, needs []string
 		if i < 0 {
 			schema = maps.Clone(alsoTaken[name])
 			if schema == nil {
-				t.Fatalf("%s takes %s, which %v has not", p.op, name, of)
+				t.Fatalf("%s accepts %s, but %v has no such field", p.op, name, of)
 			}
 		} else {
 			schema = s.describe(s.value(t, fields[i], p), fields[i])
@@ -292,7 +292,7 @@ func (s *schemas) value(t *testing.T, f field, p probe) object {
 	return s.answer(of)
 }
 
-// orNull is a schema that takes null too.
+// orNull returns a schema that also accepts null.
 func orNull(schema object) object {
 	schema = maps.Clone(schema)
 	switch is := schema["type"].(type) {

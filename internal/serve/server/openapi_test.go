@@ -26,12 +26,12 @@ import (
 
 var update = flag.Bool("update", false, "write openapi.json anew")
 
-// always are the codes that any operation may answer with.
+// always are the possible error codes of all operations.
 var always = []api.Code{api.CodeMalformed, api.CodeUnauthorized, api.CodeForbidden, api.CodeUnknownOperation,
 	api.CodeWrongMethod, api.CodeRequestTimeout, api.CodeTooLarge, api.CodeWrongContentType, api.CodeBusy,
 	api.CodeInternal, api.CodeNotReady, api.CodeUnavailable, api.CodeBehind}
 
-// needs are the fields that requests must have, by type.
+// needs are the required fields of requests, by type.
 var needs = map[string][]string{
 	"Query": {"model"}, "SelectRequest": {"model"}, "BookRequest": {"model", "request_id"},
 	"RequestRef": {"model", "request_id"}, "PotentialRequest": {"model"}, "FunnelRequest": {"model"},
@@ -43,7 +43,7 @@ var needs = map[string][]string{
 	"MediaItem": {"hash", "offset", "length"},
 }
 
-// limits are what else is true of a request's fields, by name or type and name.
+// limits are further restrictions of request fields, by name or by type and name.
 var limits = map[string]object{
 	"model": {"minLength": 1}, "block_size": {"minimum": 1}, "deadline_ms": {"minimum": 1},
 	"l3_timeout_ms": {"minimum": 1}, "hashed": {"minItems": 1, "maxItems": 16}, "workers": {"minItems": 1},
@@ -90,7 +90,7 @@ var apis = []any{"completions", "chat", "responses", "messages", "embeddings", "
 
 var shortText = object{"type": "string", "minLength": 1, "maxLength": 255}
 
-// alsoTaken are fields that readers take and no type has: those of Dynamo's older metrics.
+// alsoTaken are accepted fields without a Go field: Dynamo's older metrics.
 var alsoTaken = map[string]object{
 	"kv_active_blocks": {"type": "integer", "minimum": 0, "maximum": events.MaxEngineCount,
 		"description": "another name of kv_used_blocks"},
@@ -232,12 +232,12 @@ func texts(codes []api.Code) (list []string) {
 	return list
 }
 
-// both are the content types of requests and answers: an answer has its request's.
+// both returns the content types of requests and answers. An answer has the content type of the request.
 func both(schema object) object {
 	return object{api.JSON: object{"schema": schema}, api.MsgPack: object{"schema": schema}}
 }
 
-// failure is an answer with an error that has one of the codes.
+// failure returns an error answer with a code from the list.
 func failure(status int, list []api.Code, codes map[api.Code]string) object {
 	var said []string
 	for _, code := range list {
@@ -257,7 +257,7 @@ func failure(status int, list []api.Code, codes map[api.Code]string) object {
 	return f
 }
 
-// TestOpenAPI: the document is what the types, their comments and the readers of requests say.
+// TestOpenAPI checks that the document is equal to the types, their comments and the readers of requests.
 func TestOpenAPI(t *testing.T) {
 	want, err := json.MarshalIndent(document(t), "", " ")
 	if err != nil {
@@ -271,11 +271,12 @@ func TestOpenAPI(t *testing.T) {
 		openAPI = want
 	}
 	if !bytes.Equal(openAPI, want) {
-		t.Error("openapi.json is not what the code says; go generate ./internal/serve/server writes it anew")
+		t.Error("openapi.json differs from the code; rewrite with go generate ./internal/serve/server")
 	}
 }
 
-// TestOpenAPIHasAllPaths: the document has each path of the HTTP port but those of other indexers, with its methods.
+// TestOpenAPIHasAllPaths checks that the document has all paths and methods of the HTTP port, except other indexers'
+// paths.
 func TestOpenAPIHasAllPaths(t *testing.T) {
 	var described struct{ Paths map[string]map[string]any }
 	if err := json.Unmarshal(openAPI, &described); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// admit is nil if queries may be answered: once every partition that this node keeps has been restored and caught up.
-// One that ceases to serve later is named in answers.
+// admit returns nil after every partition of this node has been restored and has caught up. Later failures of
+// partitions are named in answers.
 func (s *Server) admit() error {
 	select {
 	case <-s.ready:
@@ -25,8 +25,7 @@ func (s *Server) admit() error {
 	return nil
 }
 
-// Find answers a query from all nodes, says of its ranks how it stands with their engines and shims, and puts guesses
-// beside what they hold.
+// Find answers a query from all nodes, adds the state of engines and shims to the ranks, and adds guessed blocks.
 func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	q, err := s.asNamed(q)
 	if err != nil {
@@ -48,13 +47,13 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	})
 }
 
-// account counts an answer that another node has given to a query of this one, by its summary.
+// account counts another node's answer to a query of this node, by the summary.
 func (s *Server) account(q *api.Query, a *api.Answer) {
 	s.countBest(q, a)
 	s.asked(q, a)
 }
 
-// countBest counts how much of a prompt the worker holds that holds most.
+// countBest counts the blocks of the worker with the longest prefix.
 func (s *Server) countBest(q *api.Query, a *api.Answer) {
 	if a.Blocks == 0 || q.Raw {
 		return
@@ -66,8 +65,8 @@ func (s *Server) countBest(q *api.Query, a *api.Answer) {
 	s.queries.Best(a.Model, float64(best)/float64(a.Blocks))
 }
 
-// addressed restricts a query to the serving addresses that it names, and writes those of the ranks into its answer, if
-// it asks for either. Which they are, every node knows; so nodes ask each other for ranks only.
+// addressed restricts a query to the given serving addresses, and adds the addresses of ranks to the answer, if
+// requested. Every node has the addresses, so queries between nodes name only ranks.
 func (s *Server) addressed(
 	ctx context.Context, q *api.Query, find func(context.Context, *api.Query) (*api.Answer, error),
 ) (*api.Answer, error) {
@@ -121,9 +120,9 @@ func (s *Server) find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	return a, err
 }
 
-// findRanks restricts an answer to the ranks that the query names, if it names any. What is asked are their workers,
-// and idle ones too, to tell a rank that holds nothing from one that is not there; so nodes of any version can share
-// it.
+// findRanks restricts an answer to the ranks in the query, if any. The query between nodes names the workers of the
+// ranks and includes idle workers, to distinguish an idle rank from an unknown rank. So nodes of any version can
+// answer.
 func findRanks(
 	ctx context.Context, q *api.Query, find func(context.Context, *api.Query) (*api.Answer, error),
 ) (*api.Answer, error) {
@@ -138,7 +137,7 @@ func findRanks(
 	}
 	slices.Sort(asked.Workers)
 	if asked.Workers = slices.Compact(asked.Workers); len(asked.Workers) == 0 {
-		asked.Workers = []events.WorkerID{""} // nobody: nil would be all
+		asked.Workers = []events.WorkerID{""} // no worker, because nil means all workers
 	}
 	a, err := find(ctx, &asked)
 	if err != nil {
@@ -151,14 +150,14 @@ func findRanks(
 	switch {
 	case len(a.Workers) == 0:
 		why = api.ReasonNotAllowed
-	case why == "": // of workers whose other ranks hold something
+	case why == "": // of workers with blocks on other ranks
 		why = api.ReasonNotCached
 	}
 	a.Finish(q.Idle, why)
 	return a, nil
 }
 
-// Workers lists the ranks that any node knows, with their leases.
+// Workers lists the ranks of all nodes with their leases.
 func (s *Server) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
@@ -170,7 +169,7 @@ func (s *Server) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Wo
 	return list, err
 }
 
-// Status says how this node is doing.
+// Status returns the status of this node.
 func (s *Server) Status(ctx context.Context) (*api.Status, error) {
 	status, err := s.node.Status(ctx)
 	if err != nil {
@@ -179,7 +178,7 @@ func (s *Server) Status(ctx context.Context) (*api.Status, error) {
 	return s.complete(status), nil
 }
 
-// complete adds to a node's status what its machines do not know.
+// complete adds the parts of a node's status that the state machines do not have.
 func (s *Server) complete(status *api.Status) *api.Status {
 	status.Requests = s.outcomes.Counts()
 	status.Problems = append(status.Problems, s.outcomes.Problems(time.Now())...)
@@ -208,10 +207,10 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	return status
 }
 
-// statusPatience is how long another node may take to say how it is.
+// statusPatience is the longest wait for another node's status.
 const statusPatience = 3 * time.Second
 
-// patience is how long another node is waited for: half of the time that is left at most.
+// patience returns the wait for another node: at most half of the remaining time.
 func (s *Server) patience(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return min(statusPatience, time.Until(deadline)/2)
@@ -219,8 +218,8 @@ func (s *Server) patience(ctx context.Context) time.Duration {
 	return statusPatience
 }
 
-// StatusOf asks a node for its status. It waits for half of the time that is left at most, so that whoever asks hears
-// that the node does not answer.
+// StatusOf returns the status of a node. It waits for at most half of the remaining time, so that the client gets an
+// error if the node does not answer.
 func (s *Server) StatusOf(ctx context.Context, name string) (*api.Status, error) {
 	if name == s.ID {
 		return s.Status(ctx)
@@ -238,8 +237,8 @@ func (s *Server) StatusOf(ctx context.Context, name string) (*api.Status, error)
 	return status, nil
 }
 
-// Verify is Status with a checksum of each partition, and if there are other nodes with those of all. An error of
-// another node names it.
+// Verify is Status with a checksum of every partition, and with the checksums of all other nodes. An error of another
+// node names the node.
 func (s *Server) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
@@ -255,7 +254,7 @@ func (s *Server) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status
 	return status, err
 }
 
-// verifyOf asks a node for its checksums.
+// verifyOf requests the checksums of a node.
 func (s *Server) verifyOf(ctx context.Context, name string, at []api.PartitionSeq) (*api.Status, error) {
 	if name == s.ID {
 		return s.node.Verify(ctx, at)
@@ -267,8 +266,8 @@ func (s *Server) verifyOf(ctx context.Context, name string, at []api.PartitionSe
 	return other.Verify(ctx, at)
 }
 
-// Snapshot has every partition's snapshot written, each by the node whose it is to write. An error of another node
-// names it.
+// Snapshot writes the snapshots of all partitions, on the writing node of every partition. An error of another node
+// names the node.
 func (s *Server) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
@@ -276,7 +275,7 @@ func (s *Server) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return snapshotAll(ctx, s.ns.Partitions(), s.nodes, s.snapshotOf)
 }
 
-// snapshotOf has a node write the snapshots that are its own to write.
+// snapshotOf writes a node's own snapshots.
 func (s *Server) snapshotOf(ctx context.Context, name string) (*api.SnapshotList, error) {
 	if name == s.ID {
 		return s.node.Snapshot(ctx)

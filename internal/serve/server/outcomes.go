@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// overload has the outcomes that are this node's fault and not the caller's: why a request ends so, and what to do.
+// overload has the outcomes caused by this node, with the reason and the remedy.
 var overload = map[string]struct{ why, do string }{
 	string(api.CodeBusy): {"all query workers were busy and their queue was full",
 		"raise --query-workers or --query-queue, or add nodes"},
@@ -25,15 +25,15 @@ var overload = map[string]struct{ why, do string }{
 		"see the log for what became of it; clients must read their answers"},
 }
 
-// lately is for how long a problem is one, at least; twice as long at most.
+// lately is the least time for which a problem is reported. The greatest time is double.
 const lately = time.Minute
 
-// outcomes counts what becomes of requests. The zero value has counted none. Any number of goroutines may use it.
+// outcomes counts the outcomes of requests. The zero value is empty. It is safe for concurrent use.
 type outcomes struct {
 	mu     sync.RWMutex
 	counts map[api.RequestCount]*atomic.Uint64 // keys have no Count
 
-	late struct { // outcomes of overload, in this span of time and in the one before
+	late struct { // outcomes of overload in this time span and in the span before
 		sync.Mutex
 		began       time.Time
 		now, before map[string]uint64
@@ -68,7 +68,7 @@ func (o *outcomes) count(by api.Transport, op, outcome string, now func() time.T
 	}
 }
 
-// turn begins a new span of time when it is due. o.late is locked.
+// turn begins a new time span when due. The caller holds the lock of o.late.
 func (o *outcomes) turn(now time.Time) {
 	l := &o.late
 	switch age := now.Sub(l.began); {
@@ -79,7 +79,7 @@ func (o *outcomes) turn(now time.Time) {
 	}
 }
 
-// Counts lists what was counted, by transport, operation and outcome.
+// Counts lists the counts by transport, operation and outcome.
 func (o *outcomes) Counts() []api.RequestCount {
 	list := []api.RequestCount{}
 	o.mu.RLock()
@@ -97,7 +97,7 @@ func (o *outcomes) Counts() []api.RequestCount {
 	return list
 }
 
-// Problems says which requests were refused of late for want of room, and what helps.
+// Problems describes recently refused requests with the remedy.
 func (o *outcomes) Problems(now time.Time) (list []string) {
 	o.late.Lock()
 	defer o.late.Unlock()
@@ -117,10 +117,10 @@ func (o *outcomes) Problems(now time.Time) (list []string) {
 	return list
 }
 
-// refusalsEvery is how often at most the log says that requests were refused for want of room.
+// refusalsEvery is the least time between two log lines about refused requests.
 const refusalsEvery = 10 * time.Second
 
-// logRefusals makes log lines of requests that are refused for want of room, until ctx ends.
+// logRefusals logs refused requests until ctx ends.
 func logRefusals(ctx context.Context, outcomes *outcomes, log *slog.Logger) {
 	before := map[api.RequestCount]uint64{}
 	for ctx.Err() == nil {
@@ -129,8 +129,8 @@ func logRefusals(ctx context.Context, outcomes *outcomes, log *slog.Logger) {
 	}
 }
 
-// sayRefusals says how many were refused since before, for each outcome with what helps, and returns what is before
-// now.
+// sayRefusals logs the number of refused requests since before, with the remedy of every outcome, and returns the new
+// counts.
 func sayRefusals(
 	before map[api.RequestCount]uint64, counts []api.RequestCount, log *slog.Logger,
 ) (now map[api.RequestCount]uint64) {

@@ -11,11 +11,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// trees are the trees of prefixes that were made a moment ago: making one looks at the whole index, so that a share of
-// one core bounds it, as with what internal/operate/watch looks at.
+// trees caches recent trees of prefixes. The construction of a tree reads the whole index, so its share of a core is
+// limited, as in internal/operate/watch.
 type trees struct {
-	turn chan struct{}   // of capacity one: full while somebody looks for a tree, or makes it
-	made map[string]tree // by request; of whose turn it is
+	turn chan struct{}   // semaphore of capacity one for the lookup and the construction of a tree
+	made map[string]tree // by request; guarded by turn
 }
 
 func newTrees() trees { return trees{turn: make(chan struct{}, 1)} }
@@ -30,8 +30,8 @@ const (
 	treeAge   = 2 * time.Second // and 40 times as long as the work took, up to half a minute
 )
 
-// get returns a tree that was made a moment ago, or makes one, which says how long its work took. Requests wait for
-// each other until their contexts end.
+// get returns a recent tree, or calls make, which also returns its working time. Requests wait for each other until
+// their contexts end.
 func (t *trees) get(ctx context.Context, q *api.PrefixesRequest,
 	make func(*api.PrefixesRequest) (*api.PrefixTree, time.Duration, error)) (*api.PrefixTree, error) {
 	key := fmt.Sprintf("%+v", *q)
@@ -55,7 +55,7 @@ func (t *trees) get(ctx context.Context, q *api.PrefixesRequest,
 	return made, nil
 }
 
-// Prefixes returns the tree of prefixes of a model as one node has it, or of all nodes.
+// Prefixes returns the tree of prefixes of a model, from a single node or from all nodes.
 func (s *Server) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
 	if err := s.named(&q.Model); err != nil {
 		return nil, err
@@ -67,11 +67,12 @@ func (s *Server) Prefixes(ctx context.Context, q *api.PrefixesRequest) (*api.Pre
 		return s.prefixesOf(ctx, q)
 	}
 	return s.forests.get(ctx, q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
-		return s.allPrefixes(context.WithoutCancel(ctx), q, s.patience(ctx)/prefixRounds) // others wait for it too
+		// other requests wait for the tree too
+		return s.allPrefixes(context.WithoutCancel(ctx), q, s.patience(ctx)/prefixRounds)
 	})
 }
 
-// prefixesOf is one node's tree.
+// prefixesOf returns the tree of a single node.
 func (s *Server) prefixesOf(ctx context.Context, q *api.PrefixesRequest) (*api.PrefixTree, error) {
 	if q.Node == s.ID {
 		return s.trees.get(ctx, q, func(q *api.PrefixesRequest) (*api.PrefixTree, time.Duration, error) {
@@ -90,7 +91,7 @@ func (s *Server) prefixesOf(ctx context.Context, q *api.PrefixesRequest) (*api.P
 	return other.Prefixes(ctx, q)
 }
 
-// oneTree joins this node's trees, or, for nodes that join it with others, puts them into one.
+// oneTree joins this node's trees. For another node, which joins trees itself, it puts the trees into a single tree.
 func (s *Server) oneTree(trees []*api.PrefixTree, q *api.PrefixesRequest) *api.PrefixTree {
 	first := trees[0]
 	switch {
@@ -105,10 +106,10 @@ func (s *Server) oneTree(trees []*api.PrefixTree, q *api.PrefixesRequest) *api.P
 	return tree
 }
 
-// prefixRounds is how many nodes are asked for a partition, one after the other.
+// prefixRounds is the number of nodes to try for a partition.
 const prefixRounds = 3
 
-// allPrefixes joins what nodes have, each partition's of one that serves it.
+// allPrefixes joins the nodes' trees, with every partition from a serving node.
 func (s *Server) allPrefixes(ctx context.Context, q *api.PrefixesRequest, patience time.Duration) (*api.PrefixTree,
 	time.Duration, error) {
 	view := s.view()
@@ -134,9 +135,9 @@ func (s *Server) allPrefixes(ctx context.Context, q *api.PrefixesRequest, patien
 		return nil, 0, err
 	}
 	if g.size == 0 && len(g.open) == 0 {
-		_, err := s.node.Prefixes(q) // it says which models are known
+		_, err := s.node.Prefixes(q) // the error for an unknown model
 		if err == nil {
-			err = api.Errorf(api.CodeUnavailable, "workers of %q come or go just now; ask again", q.Model)
+			err = api.Errorf(api.CodeUnavailable, "workers of %q are starting or leaving; retry", q.Model)
 		}
 		return nil, 0, err
 	}
@@ -147,20 +148,20 @@ func (s *Server) allPrefixes(ctx context.Context, q *api.PrefixesRequest, patien
 	return tree, time.Since(begun), nil
 }
 
-// gathering asks nodes for their parts of a tree.
+// gathering collects the parts of a tree from nodes.
 type gathering struct {
 	model   string
-	serving func(events.Partition) []string // whom a partition can be asked of, best first
+	serving func(events.Partition) []string // possible nodes of a partition, best first
 	ask     func(name string, share []events.Partition) (*api.PrefixTree, error)
 
-	size   uint32     // of blocks; 0: not known yet
-	asked  [][]string // whom, by partition
+	size   uint32     // of blocks; 0: unknown
+	asked  [][]string // queried nodes by partition
 	parts  []*api.PrefixTree
-	open   []events.Partition // of which nothing is known
-	failed []string           // nodes that did not answer
+	open   []events.Partition // partitions without a part
+	failed []string           // nodes without an answer
 }
 
-// gather asks until there is a part of each partition, or nobody else to be asked.
+// gather queries nodes until every partition has a part or no node remains.
 func (g *gathering) gather() error {
 	for p := range g.asked {
 		g.open = append(g.open, events.Partition(p))
@@ -198,7 +199,7 @@ func (g *gathering) gather() error {
 	return nil
 }
 
-// shares says which node is asked for which partitions next, and notes it. Those are not open any more.
+// shares assigns the open partitions to the next nodes, and records the assignment.
 func (g *gathering) shares() (share map[string][]events.Partition, names []string) {
 	share = map[string][]events.Partition{}
 	g.open = slices.DeleteFunc(g.open, func(p events.Partition) bool {
@@ -218,7 +219,7 @@ func (g *gathering) shares() (share map[string][]events.Partition, names []strin
 	return share, names
 }
 
-// unheard are the nodes that did not answer for partitions that are open.
+// unheard lists the nodes without an answer for open partitions.
 func (g *gathering) unheard() (list []string) {
 	for _, name := range g.failed {
 		if slices.ContainsFunc(g.open, func(p events.Partition) bool { return slices.Contains(g.asked[p], name) }) {

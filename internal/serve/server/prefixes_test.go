@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestTreesAreShared: a tree that was made a moment ago is not made again; one that took long lasts longer, and an
-// error is not kept.
+// TestTreesAreShared checks that a recent tree is reused, that a slow tree is kept longer, and that an error is not
+// kept.
 func TestTreesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		list := newTrees()
@@ -52,7 +52,7 @@ func TestTreesAreShared(t *testing.T) {
 	})
 }
 
-// TestATreeIsNotWaitedForWithoutEnd: who waits for another's tree leaves when his context ends.
+// TestATreeIsNotWaitedForWithoutEnd checks that the end of the context ends the wait for another request's tree.
 func TestATreeIsNotWaitedForWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		list := newTrees()
@@ -72,7 +72,7 @@ func TestATreeIsNotWaitedForWithoutEnd(t *testing.T) {
 		go get(ctx)
 		time.Sleep(2 * time.Second) // of the bubble's clock
 		if len(ended) == 0 {
-			t.Error("it waits though its time is over")
+			t.Error("get waits after the end of the context")
 		} else if err := <-ended; !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
@@ -83,8 +83,8 @@ func TestATreeIsNotWaitedForWithoutEnd(t *testing.T) {
 	})
 }
 
-// TestGather: each partition's part is asked of one node; where that fails or does not serve, of another; what nobody
-// has is missing, with the names of those that did not answer.
+// TestGather checks that a part is requested from a single node. After a failure another node is queried. Partitions
+// without a part are missing, with the names of the nodes without an answer.
 func TestGather(t *testing.T) {
 	var mu sync.Mutex
 	asked := map[string][]string{}
@@ -99,7 +99,7 @@ func TestGather(t *testing.T) {
 			switch name {
 			case "b", "dead":
 				return nil, errors.New("not now")
-			case "c": // it does not serve 2 any more, and has no worker of the model in 1
+			case "c": // the node no longer serves 2, and has no worker of the model in 1
 				if share[0] == 2 {
 					return &api.PrefixTree{Missing: share}, nil
 				}

@@ -10,12 +10,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// joint is a run of the joined tree: blocks that follow each other on every node that has them, and no more of them
-// than on the node with the shortest run.
+// joint is a run of the joined tree: consecutive blocks on all nodes with the blocks, with the length of the shortest
+// run.
 type joint struct {
 	parent   *joint
 	blocks   uint32
-	hashes   []uint64 // of the first blocks, as far as they are known
+	hashes   []uint64 // known hashes of the first blocks
 	children map[uint64]*joint
 	parts    []partRun
 
@@ -23,18 +23,17 @@ type joint struct {
 	tiers   [events.NumTiers]uint64
 	workers []api.RankPlace
 	depth   uint32
-	at      int // its place in the tree; -1: none yet
+	at      int // position in the tree; -1: none yet
 }
 
-// partRun is a node's run that has the blocks of a joint, after some of its own.
+// partRun is a node's run with the blocks of a joint, after a number of other blocks.
 type partRun struct {
 	run *api.PrefixRun
 	off uint32
 }
 
-// joinTrees makes one tree of those that nodes have of different partitions, with so many runs at most. A run of one
-// node that leaves another's amid its blocks cuts it in two. Where a node has told no hash, it is taken to go on as the
-// only other.
+// joinTrees joins the trees of nodes with different partitions to a tree with at most limit runs. A run of a node that
+// branches within another node's run splits the run. A run without hashes continues the only child.
 func joinTrees(parts []*api.PrefixTree, limit int) *api.PrefixTree {
 	root := &joint{children: map[uint64]*joint{}}
 	tree := &api.PrefixTree{Runs: []api.PrefixRun{}, Partitions: []events.Partition{}}
@@ -65,7 +64,7 @@ func joinTrees(parts []*api.PrefixTree, limit int) *api.PrefixTree {
 		return cmp.Compare(uint64(b.blocks)*uint64(b.holders), uint64(a.blocks)*uint64(a.holders))
 	})
 	for _, j := range all {
-		var way []*joint // to what has a place
+		var way []*joint // the joints on the way to a joint with a position
 		for up := j; up != root && up.at < 0; up = up.parent {
 			way = append(way, up)
 		}
@@ -86,7 +85,7 @@ func joinTrees(parts []*api.PrefixTree, limit int) *api.PrefixTree {
 	return tree
 }
 
-// insert puts a node's run behind a joint, and returns where it ends.
+// insert adds a node's run below a joint, and returns the joint at the end.
 func (above *joint) insert(r *api.PrefixRun) *joint {
 	for off := uint32(0); ; {
 		known := r.Hashes[min(int(off), len(r.Hashes)):]
@@ -115,13 +114,13 @@ func (above *joint) insert(r *api.PrefixRun) *joint {
 	}
 }
 
-// next is the child that begins with the first of these hashes; without any, the only one.
+// next returns the child with the first of the given hashes; without hashes, the only child.
 func (above *joint) next(known []uint64) *joint {
 	if len(known) > 0 {
 		if j := above.children[known[0]]; j != nil {
 			return j
 		}
-		j := above.children[0] // of which nothing is known
+		j := above.children[0] // a child without known hashes
 		if j != nil && len(j.hashes) == 0 && len(above.children) == 1 {
 			delete(above.children, 0)
 			above.children[known[0]] = j
@@ -137,7 +136,7 @@ func (above *joint) next(known []uint64) *joint {
 	return above.children[0]
 }
 
-// first is the hash by which the joint is among its parent's children; 0: it is not known.
+// first returns the joint's key among the parent's children; 0: unknown.
 func (j *joint) first() uint64 {
 	if len(j.hashes) == 0 {
 		return 0
@@ -147,7 +146,7 @@ func (j *joint) first() uint64 {
 
 func (j *joint) name() string { return fmt.Sprintf("%016x", j.first()) }
 
-// cut gives the first n blocks a joint of their own, which it returns.
+// cut splits off the first n blocks as a new joint, and returns the joint.
 func (j *joint) cut(n uint32) *joint {
 	head := &joint{parent: j.parent, blocks: n, hashes: j.hashes[:min(int(n), len(j.hashes))],
 		parts: slices.Clone(j.parts), children: map[uint64]*joint{}, at: -1}
@@ -160,7 +159,7 @@ func (j *joint) cut(n uint32) *joint {
 	return head
 }
 
-// each counts who holds the joints behind this one, and calls f with those that somebody holds, parents first.
+// each counts the holders of the joints below, and calls f for held joints, parents first.
 func (j *joint) each(f func(*joint)) {
 	children := make([]*joint, 0, len(j.children))
 	for _, c := range j.children {
@@ -176,11 +175,11 @@ func (j *joint) each(f func(*joint)) {
 	}
 }
 
-// count says who holds any of a joint. Nodes' parts are of different ranks.
+// count counts the holders of a joint. The nodes' parts have different ranks.
 func (j *joint) count() {
 	for _, p := range j.parts {
-		here := map[api.RankPlace]bool{} // of those who hold some of the run: whether they hold any of these blocks
-		some := map[placeTier]bool{}     // the same of their tiers
+		here := map[api.RankPlace]bool{} // by rank with some of the run: whether the rank has any of these blocks
+		some := map[placeTier]bool{}     // the same by tier
 		for i := range p.run.Partly {
 			h := &p.run.Partly[i]
 			k := placeTier{api.RankPlace{Instance: h.Instance, Rank: h.Rank}, h.Tier}

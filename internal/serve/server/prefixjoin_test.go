@@ -11,13 +11,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// site is a node's index, and which rank is whose.
+// site is a node's index with the owners of ranks.
 type site struct {
 	index *radix.Index
 	names map[radix.RankID]api.RankPlace
 }
 
-// tree is what the node tells of itself.
+// tree returns the node's own tree.
 func (s *site) tree(most, hashes int) *api.PrefixTree {
 	o := s.index.Outline(radix.OutlineQuery{Space: 1, Most: most, Hashes: hashes})
 	t := &api.PrefixTree{TotalRuns: o.TotalRuns, TotalBlocks: o.TotalBlocks, Ranks: len(s.names)}
@@ -40,12 +40,12 @@ func (s *site) tree(most, hashes int) *api.PrefixTree {
 	return t
 }
 
-// TestJoinTrees: trees of nodes with different workers make the tree that there is, run by run as a map of all holdings
-// says, and all of it.
+// TestJoinTrees checks that the trees of nodes with different workers join to the whole tree, run by run, compared with
+// a map of all holdings.
 func TestJoinTrees(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		// a few documents: each goes on from some block of the one before
+		// a few documents: a document continues from some block of the document before
 		docs := [][]events.LocalHash{}
 		next := events.LocalHash(1)
 		for range 2 + rng.IntN(8) {
@@ -71,7 +71,7 @@ func TestJoinTrees(t *testing.T) {
 					doc := docs[rng.IntN(len(docs))]
 					doc = doc[:1+rng.IntN(len(doc))]
 					e := events.Event{Kind: events.Stored, Tier: events.Tier(1 + rng.IntN(2)), Locals: doc}
-					for b := range doc { // a block has one name, whatever the event
+					for b := range doc { // a block has the same name in all events
 						e.Blocks = append(e.Blocks, events.BlockHash(doc[b]))
 					}
 					list := []events.Event{e}
@@ -99,7 +99,7 @@ func TestJoinTrees(t *testing.T) {
 			parts = append(parts, s.tree(1000, 100_000))
 		}
 		tree := joinTrees(parts, 1000)
-		hashes := map[string][]events.LocalHash{} // documents by their last hash
+		hashes := map[string][]events.LocalHash{} // documents by the last hash
 		for _, d := range docs {
 			for b := range d {
 				hashes[fmt.Sprintf("%016x", uint64(d[b]))] = d[:b+1]
@@ -111,7 +111,7 @@ func TestJoinTrees(t *testing.T) {
 			if len(first) != int(r.Depth)+1 || r.Parent >= i {
 				t.Fatalf("seed %d: run %+v", seed, r)
 			}
-			// its blocks: those of any document that goes on so, as no document leaves another amid a run that is held
+			// the run's blocks from any document, because no document branches within a held run
 			var doc []events.LocalHash
 			for _, d := range docs {
 				if len(d) >= int(r.Depth+r.Blocks) && slices.Equal(d[:len(first)], first) &&
@@ -151,11 +151,11 @@ func TestJoinTrees(t *testing.T) {
 		for path, by := range held {
 			for w, of := range by {
 				if of != ([events.NumTiers]bool{}) && !covered[path] {
-					t.Errorf("seed %d: %v holds %.40s…, which is not shown", seed, w, path)
+					t.Errorf("seed %d: the held %v %.40s… is not shown", seed, w, path)
 				}
 			}
 		}
-		// with few hashes and few runs it is still a tree, within its bound
+		// with few hashes and few runs the result is still a tree within the limit
 		for _, p := range parts {
 			for i := range p.Runs {
 				p.Runs[i].Hashes = p.Runs[i].Hashes[:min(len(p.Runs[i].Hashes), 1+rng.IntN(3))]

@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// quietSources are the sources that their shims do not hear, as these report. Any goroutine may use it.
+// quietSources are the silent sources by the reports of their shims. It is safe for concurrent use.
 type quietSources struct {
 	mu   sync.Mutex
 	last map[string]quietSource // by [api.QuietSource.Key]
@@ -46,7 +46,7 @@ func (q *quietSources) expire(now time.Time) {
 	maps.DeleteFunc(q.last, func(_ string, s quietSource) bool { return !s.until.After(now) })
 }
 
-// list returns the sources, sorted by their keys.
+// list returns the sources, sorted by key.
 func (q *quietSources) list(now time.Time) (list []api.QuietSource) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -57,7 +57,7 @@ func (q *quietSources) list(now time.Time) (list []api.QuietSource) {
 	return list
 }
 
-// addQuietSources adds to a status the sources that are not heard. One node of a cluster does.
+// addQuietSources adds the silent sources to a status. A single node of the cluster adds them.
 func (s *Server) addQuietSources(status *api.Status) {
 	if p, err := jetstream.PartitionOf("", s.ns.Partitions()); err != nil || !s.views.Now().Writes(p) {
 		return
@@ -75,14 +75,14 @@ func (s *Server) addQuietSources(status *api.Status) {
 
 // listenStores receives the reports of stores' shims until ctx ends.
 func (e *engines) listenStores(ctx context.Context) {
-	e.conn.KeepSubscribed(ctx, jetstream.StoreSourceSubjects(e.ns), e.heardStore, func(err error) {
-		e.log.Warn("the reports of stores' shims cannot be heard; it is tried again", "error", err, "what_to_do",
-			"grant it to this user: indexer auth example prints what each user needs")
+	e.conn.KeepSubscribed(ctx, jetstream.StoreSourceSubjects(e.ns), e.receiveStore, func(err error) {
+		e.log.Warn("cannot subscribe to the reports of stores' shims; retrying", "error", err, "what_to_do",
+			"grant the subject to this user: indexer auth example prints the permissions of every user")
 	})
 }
 
-// heardStore enters a report of a store's shim. A report of another store than its subject's is refused.
-func (e *engines) heardStore(r jetstream.Request) {
+// receiveStore enters a report of a store's shim. A report must be of the store in the subject.
+func (e *engines) receiveStore(r jetstream.Request) {
 	form, known := api.ContentType(r.ContentType)
 	store, named := jetstream.ParseStoreSourceSubject(e.ns, r.Subject)
 	err := error(api.WrongContentType(r.ContentType))
@@ -91,7 +91,7 @@ func (e *engines) heardStore(r jetstream.Request) {
 		report, err = api.ReadSourceReport(form, r.Body)
 	}
 	if err == nil && slices.ContainsFunc(report.Sources, func(q api.QuietSource) bool { return q.Store != store }) {
-		err = api.Errorf(api.CodeMalformed, "it is of another store than its subject")
+		err = api.Errorf(api.CodeMalformed, "the report names another store than the subject")
 	}
 	if err != nil {
 		e.unread(r.Subject, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestFindRanks asks a fleet at random for some of its ranks: the answer has of all ranks that hold something those
-// that were asked for, and says why if there are none.
+// TestFindRanks queries random ranks of a fleet. The answer must have the requested ranks with blocks, or the reason
+// for an empty answer.
 func TestFindRanks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 2000 {
@@ -27,7 +27,7 @@ func TestFindRanks(t *testing.T) {
 		find := func(_ context.Context, q *api.Query) (*api.Answer, error) { // as a node of any version answers
 			a := &api.Answer{Workers: []api.Overlap{}}
 			if q.Ranks != nil {
-				t.Fatal("another node is asked for ranks")
+				t.Fatal("another node gets a query with ranks")
 			}
 			why := api.ReasonNotAllowed
 			for _, o := range fleet {

@@ -12,13 +12,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Nodes learn with a beat who is to write what; those that are asked in between may leave a partition to each other.
+// Nodes get the assignment of snapshots with a heartbeat. In between, no node may feel responsible for a partition.
 const (
 	snapshotRounds = 3
 	snapshotPause  = time.Second
 )
 
-// snapshotAll has all nodes write the snapshots that are theirs to write, and asks again while some are missing.
+// snapshotAll makes all nodes write their own snapshots, and repeats while some are missing.
 func snapshotAll(ctx context.Context, partitions uint32, nodes func() []string,
 	write func(ctx context.Context, node string) (*api.SnapshotList, error)) (*api.SnapshotList, error) {
 	written := map[events.Partition]api.SnapshotInfo{}
@@ -35,7 +35,7 @@ func snapshotAll(ctx context.Context, partitions uint32, nodes func() []string,
 				return nil, ofNode(names[i], "", failed[i])
 			}
 			for _, s := range list.Snapshots {
-				if s.Generation >= written[s.Partition].Generation { // two may have thought that it is theirs
+				if s.Generation >= written[s.Partition].Generation { // two nodes may have written the partition
 					written[s.Partition] = s
 				}
 			}
@@ -66,21 +66,21 @@ func onAll[T any](nodes []string, do func(node string) (T, error)) (results []T,
 	return results, failed
 }
 
-// ofNode is an error of a node, which it names.
+// ofNode adds the name of the node to an error.
 func ofNode(name, what string, err error) error {
 	e := api.AsError(err)
 	return api.Errorf(e.Code, "node %s%s: %s", name, what, e.Message)
 }
 
-// verifyRounds is how often the replicas of a partition are asked until they answer for one place. Each round names a
-// place further ahead of where they are, so that one of them is beyond what the log grows by while the requests travel.
+// verifyRounds is the number of attempts to get the checksums of a partition's replicas at the same position. Every
+// round requests a later position, so that a position is ahead of the log's growth during the requests.
 const verifyRounds = 6
 
-// verifyReplicas compares what the nodes of a cluster hold. ask asks one node; at is where it is to reckon checksums.
+// verifyReplicas compares the replicas of a cluster. ask queries a node; at are the positions for the checksums.
 func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Context, node string,
 	at []api.PartitionSeq) (*api.Status, error)) ([]api.PartitionReplicas, error) {
 	var done []api.PartitionReplicas
-	open := map[events.Partition]bool{} // of those seen, which are not done
+	open := map[events.Partition]bool{} // seen but incomplete partitions
 	var at []api.PartitionSeq
 	for round := range verifyRounds {
 		answers, failed := onAll(nodes, func(node string) (*api.Status, error) { return ask(ctx, node, at) })

@@ -12,13 +12,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestVerifyReplicas compares replicas of a log that grows, which are never at the same place when they are asked: the
-// checksum of each is its place, but on a node that has lost something.
+// TestVerifyReplicas compares replicas of a growing log, which are at different positions at the time of a query. The
+// checksum of a replica is its position, except on a node with a loss.
 func TestVerifyReplicas(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var mu sync.Mutex
-		grows := [3]int{0, rng.IntN(40), rng.IntN(3000)} // at each request, of each partition
+		grows := [3]int{0, rng.IntN(40), rng.IntN(3000)} // growth of a partition at a query
 		// the logs when the last request came, and when the last was answered
 		var logs, came [3]events.StreamSeq
 		round := ""
@@ -35,7 +35,7 @@ func TestVerifyReplicas(t *testing.T) {
 				seq := logs[p]
 				for _, want := range at {
 					if want.Partition == p && want.Seq >= seq && grows[p] > 0 {
-						seq = want.Seq // it comes there while it is waited for, as others do at the same time
+						seq = want.Seq // the replica reaches the position during the wait, as other replicas do
 					}
 				}
 				came[p] = max(came[p], seq)
@@ -63,7 +63,7 @@ func TestVerifyReplicas(t *testing.T) {
 	_, err := verifyReplicas(t.Context(), []string{"a", "b"}, func(_ context.Context, node string,
 		_ []api.PartitionSeq) (*api.Status, error) {
 		if node == "b" {
-			return nil, api.Errorf(api.CodeNotReady, "it is not there")
+			return nil, api.Errorf(api.CodeNotReady, "the replica is not at the position")
 		}
 		return &api.Status{}, nil
 	})

@@ -23,8 +23,8 @@ func TestRoomForQueries(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreLogged: what was refused since the last line is in the next one, with what helps; where nothing was,
-// there is none.
+// TestRefusalsAreLogged checks that a log line has the refusals since the last line with the remedy, and that no line
+// is written without refusals.
 func TestRefusalsAreLogged(t *testing.T) {
 	var said strings.Builder
 	log := slog.New(slog.NewTextHandler(&said, nil))

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// admitChoice returns an error until the node can choose workers: until it answers queries, and has the loads and
+// admitChoice returns an error until the node can choose workers: until the node answers queries, and has the loads and
 // sessions of the other nodes.
 func (s *Server) admitChoice() error {
 	if err := s.admit(); err != nil {
@@ -20,8 +20,8 @@ func (s *Server) admitChoice() error {
 		select {
 		case <-ready:
 		default:
-			return api.Errorf(api.CodeNotReady, "this node does not know yet which requests are under way, or where "+
-				"sessions are; ask again a little later")
+			return api.Errorf(api.CodeNotReady, "this node is still loading the running requests and "+
+				"sessions; retry later")
 		}
 	}
 	return nil
@@ -86,7 +86,7 @@ func (s *Server) Book(ctx context.Context, q *api.BookRequest) (*api.Booking, er
 	return admitted(ctx, s, q, s.selection.Book)
 }
 
-// PrefillComplete records that the prompt of a booked request is computed.
+// PrefillComplete records the end of the prefill of a booked request.
 func (s *Server) PrefillComplete(ctx context.Context, q *api.RequestRef) error {
 	return s.progress(ctx, q, s.selection.PrefillComplete)
 }
@@ -109,7 +109,7 @@ func (s *Server) Loads(ctx context.Context, q *api.LoadsRequest) (*api.LoadList,
 	return admitted(ctx, s, q, s.selection.Loads)
 }
 
-// PotentialLoads returns the load that each worker would have with a prompt.
+// PotentialLoads returns the load that every worker would have with a prompt.
 func (s *Server) PotentialLoads(ctx context.Context, q *api.PotentialRequest) (*api.PotentialList, error) {
 	if err := s.promptNamed(&q.Prompt); err != nil {
 		return nil, err

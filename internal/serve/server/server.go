@@ -50,75 +50,74 @@ type Settings struct {
 	ID, Version string
 	Conn        *jetstream.Conn
 
-	// Embedded is the NATS server in this process, whose data are in the folder Data and which began at Began; nil: it
-	// is another process.
+	// Embedded is the NATS server in this process, with its data in the folder Data. The server began at Began. Nil: the
+	// NATS server is another process.
 	Embedded *natsserver.Server
 	Data     string
 	Began    time.Time
 
 	Namespace  string
-	Zone       string // see [cluster.CheckZone]; empty: one of this node's own
-	Partitions uint32 // 0: those of the namespace, or the usual number
-	// RestoreNamespace writes the namespace's record again if it is missing or unreadable; see
+	Zone       string // see [cluster.CheckZone]; empty: a unique zone
+	Partitions uint32 // 0: the namespace's number, or the default
+	// RestoreNamespace writes the namespace's record again if the record is missing or unreadable; see
 	// [jetstream.NamespaceConfig].
 	RestoreNamespace bool
 	Replicas         int           // of streams and buckets, on the NATS servers
-	Replication      int           // how many nodes keep each partition; 0: the usual number
-	Drain            time.Duration // how long a node that is told to end waits until others have taken what it has
+	Replication      int           // number of nodes that keep a partition; 0: the default
+	Drain            time.Duration // longest wait of a stopping node for the takeover of its partitions
 
-	LogBytes         int64 // of each partition; 0: the usual bound
+	LogBytes         int64 // of a partition; 0: the default limit
 	LogAge           time.Duration
 	SnapshotBytes    int64
 	SnapshotInterval time.Duration
 	SnapshotBlocks   uint64
 
 	Index       radix.Config
-	IndexShards int // of the node: see node.Config; 0: one for two cores
+	IndexShards int // of the node: see node.Config; 0: a shard for two cores
 
-	Screen registry.Screen // which addresses of clients, leases and registrations are dialled
+	Screen registry.Screen // permitted addresses of clients, leases and registrations
 
 	L3      node.L3Config
-	Policy  string         // by which workers are chosen; empty: selection.DefaultPolicy
+	Policy  string         // for the choice of workers; empty: selection.DefaultPolicy
 	Routing routing.Config // of all policies
 	Guesses guess.Settings
-	Engines compat.Engines // of shims in this process
+	Engines compat.Engines // of the shims in this process
 
-	FunnelBlocks int // that are remembered to say where reusable tokens are lost; 0: the usual number
+	FunnelBlocks int // number of blocks kept for the funnel; 0: the default
 
-	Tokenizers       tokenize.Settings // what makes tokens of texts, by model
+	Tokenizers       tokenize.Settings // tokenizers of texts, by model
 	RequestTemplates bool              // chat templates of requests are run
 
-	MaxRequests   int           // requests under way of one model; 0: [load.DefaultRequests]
-	RequestExpiry time.Duration // the age at which a request under way that nobody has freed is forgotten; 0: 300 s
+	MaxRequests   int           // running requests of a model; 0: [load.DefaultRequests]
+	RequestExpiry time.Duration // the age at which a running request expires; 0: 300 s
 
-	// QueryWorkers is how many queries over NATS are answered at once; 0: 128, or one for each core if there are more.
-	// QueryQueue is how many wait; 0: 512 for each core. Over HTTP their sum is how many requests are under way at
-	// once.
+	// QueryWorkers is the number of concurrent queries over NATS; 0: 128, or the number of cores if greater. QueryQueue is
+	// the number of waiting queries; 0: 512 for every core. Over HTTP, the sum limits concurrent requests.
 	QueryWorkers, QueryQueue int
 
-	NoForwarding bool // queries over NATS are not forwarded to nodes that can finish them, nor taken from such
+	NoForwarding bool // disables forwarding queries over NATS to other nodes, and accepting forwarded queries
 
 	HTTPListen string // empty: HTTP is not served
 
-	MetricsWorkers int // how many workers have series of their own in the metrics
+	MetricsWorkers int // number of workers with separate series in the metrics
 
-	// Where requests are answered as by Dynamo's selection service and slot tracker; empty: they are not.
+	// Addresses of Dynamo's selection service and slot tracker; empty disables a service.
 	SelectListen, SlotTrackerListen string
 
-	ConductorListen string // where requests are answered as by Mooncake's conductor; empty: they are not
+	ConductorListen string // address of Mooncake's conductor; empty disables the conductor
 
 	GRPCListen string // empty: gRPC is not served
 
-	// GRPCInsecure lets gateways choose workers over gRPC without a token. Other methods need one all the same.
+	// GRPCInsecure permits gateways to choose workers over gRPC without a token. Other methods still need a token.
 	GRPCInsecure bool
 
 	// GRPCClientCAs are the authorities of client certificates. A client with such a certificate needs no token over gRPC.
-	// It needs HTTPTLS. Nil: certificates give no rights.
+	// The field needs HTTPTLS. Nil: certificates give no rights.
 	GRPCClientCAs *x509.CertPool
 
-	Tracer *tracing.Tracer // of requests; nil: they are not traced
+	Tracer *tracing.Tracer // traces requests; nil disables traces
 
-	HTTPTokens *rights.Tokens // of which requests over HTTP and gRPC must bring one; nil: none
+	HTTPTokens *rights.Tokens // required over HTTP and gRPC; nil: no token is required
 	HTTPTLS    *tls.Config
 	ClearText  []string // flags and addresses where tokens cross the network without TLS
 
@@ -127,11 +126,11 @@ type Settings struct {
 
 // Defaults of the room for queries.
 const (
-	// waitingQueries is how many queries a node answers at once: where others share its partitions, queries wait for
-	// them most of their time.
+	// waitingQueries is the number of concurrent queries of a node with shared partitions: such queries wait for other
+	// nodes most of the time.
 	waitingQueries = 128
 
-	// queuePerCore is how many queries may wait for each core: some 50 ms of work, at 0.1 ms a query.
+	// queuePerCore is the number of waiting queries for every core: about 50 ms of work, at 0.1 ms a query.
 	queuePerCore = 512
 )
 
@@ -145,7 +144,7 @@ func (s *Settings) setDefaults() {
 	}
 }
 
-// Server is one node.
+// Server is an indexer node.
 type Server struct {
 	Settings
 	log *slog.Logger
@@ -165,25 +164,24 @@ type Server struct {
 
 	funnel *funnel.Tracker
 
-	tokenizers *tokenize.Service // nil: texts are not taken
+	tokenizers *tokenize.Service // nil: texts are refused
 	announced  *tokenize.Announced
 
 	selection *selection.Service
 	shims     *compat.Shims
-	ready     chan struct{} // closed once every partition that is kept serves
+	ready     chan struct{} // closed after every kept partition serves
 
-	dumps    chan struct{} // those under way
+	dumps    chan struct{} // running dumps
 	intake   web.Intake    // of all HTTP ports
 	outcomes outcomes
 	queries  *metrics.Queries
 	scrape   http.Handler
 	hub      *watch.Hub // of the live page
-	trees    trees      // of prefixes, as this node has them
+	trees    trees      // of prefixes in this node's index
 	forests  trees      // and of all nodes
 }
 
-// New opens the namespace and puts a node together. It waits for JetStream. Other nodes know nothing of the node until
-// Run.
+// New opens the namespace and assembles a node. It waits for JetStream. Other nodes do not see the node before Run.
 func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, error) {
 	settings.setDefaults()
 	st, err := openStore(ctx, &settings, log)
@@ -269,8 +267,8 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 }
 
 // Run serves until ctx ends, and then hands over the partitions of this node. It returns early with an error if a port
-// cannot be listened on, before the node joins the cluster, and if another process has or takes the name of this node.
-// It waits until no other process has the name.
+// is not available, before the node joins the cluster, and if another process has or takes the name of the node. It
+// waits until no other process has the name.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.pool.Close()
 	ports, err := s.listen()
@@ -304,7 +302,7 @@ func (s *Server) Run(ctx context.Context) error {
 	running, end := context.WithCancel(working)
 	defer end()
 	parts := s.runParts(running)
-	left := make(chan error, 1) // when this node has left the cluster: after ctx has ended, or because it cannot stay
+	left := make(chan error, 1) // receives when this node has left the cluster: after the end of ctx, or after a failure
 	go func() { left <- member.Run(ctx) }()
 	select {
 	case <-s.ready:
@@ -320,14 +318,14 @@ func (s *Server) Run(ctx context.Context) error {
 	service.stop(stopping)
 	recallStop(stopping)
 	cancel()
-	stopAll(ports) // before the last step of bookings, which sends the changes of these last requests to other nodes
+	stopAll(ports) // before the last step of bookings, which sends the changes of the last requests to other nodes
 	end()
 	parts.Wait()
 	return err
 }
 
-// listen serves the ports of HTTP and gRPC until the returned functions are called. It returns those of the ports that
-// it serves, with an error too.
+// listen serves the HTTP and gRPC ports until the returned functions are called. With an error, it returns the
+// functions of the open ports.
 func (s *Server) listen() (stops []func(), err error) {
 	for _, face := range s.faces() {
 		stop, err := web.Serve(face, s.HTTPTLS, s.log)
@@ -346,7 +344,7 @@ func (s *Server) listen() (stops []func(), err error) {
 	return stops, nil
 }
 
-// stopAll calls functions at the same time, and waits for them. They may be called again.
+// stopAll calls functions concurrently and waits. A repeated call is harmless.
 func stopAll(stops []func()) {
 	var all sync.WaitGroup
 	for _, stop := range stops {
@@ -368,7 +366,7 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 		s.node.Run(ctx)
 	})
 	parts.Go(func() {
-		s.registry.Await(ctx) // otherwise guesses of other nodes could be about ranks without a registration
+		s.registry.Await(ctx) // otherwise guesses of other nodes could be about unregistered ranks
 		s.loads.Run(ctx)
 	})
 	run := []func(context.Context){s.models.Run, s.registry.Run, s.shims.Run, s.guesses.Run, s.announced.Run,
@@ -384,11 +382,10 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 	return &parts
 }
 
-// serveReady announces that each partition of this node serves, reads from other nodes what choices need, and serves
-// queries.
+// serveReady announces all partitions of this node, reads the state for choices from other nodes, and serves queries.
 func (s *Server) serveReady(ctx context.Context, member *cluster.Member, service *service) error {
 	announcing, cancel := context.WithTimeout(ctx, memberBeat)
-	member.Announce(announcing) // otherwise other nodes and the status learn it with the next heartbeat
+	member.Announce(announcing) // otherwise other nodes and the status lag by a heartbeat
 	cancel()
 	s.waitLoads(ctx)
 	s.models.Await(ctx) // otherwise an unregistered block size could make a query ambiguous
@@ -402,10 +399,10 @@ func (s *Server) serveReady(ctx context.Context, member *cluster.Member, service
 	return nil
 }
 
-// awayPatience is how long a node that stops waits for NATS servers that do not answer, in all.
+// awayPatience is the total wait of a stopping node for unreachable NATS servers.
 const awayPatience = 3 * time.Second
 
-// drain waits until ctx ends, and then answers what is asked of this node by its name until others have what it had, or
+// drain waits until ctx ends, and then serves the node's own subjects until other nodes have taken over, or until
 // working has ended too.
 func (s *Server) drain(ctx, working context.Context, left <-chan error, service *service) error {
 	select {
@@ -420,7 +417,7 @@ func (s *Server) drain(ctx, working context.Context, left <-chan error, service 
 	return <-left
 }
 
-// httpPorts are all ports that can serve HTTP. mux makes the paths of one.
+// httpPorts lists all HTTP ports. mux makes the paths of a port.
 func (s *Server) httpPorts() []httpPort {
 	return []httpPort{
 		{s.HTTPListen, "--http-listen", "HTTP", denyAsAPI, s.paths},
@@ -439,7 +436,7 @@ type httpPort struct {
 	mux                func() *web.Mux
 }
 
-// faces are what is served over HTTP.
+// faces lists the HTTP servers.
 func (s *Server) faces() (list []web.Face) {
 	for _, p := range s.httpPorts() {
 		if p.listen != "" {
@@ -450,7 +447,7 @@ func (s *Server) faces() (list []web.Face) {
 	return list
 }
 
-// store is what a namespace has on NATS.
+// store has the NATS objects of a namespace.
 type store struct {
 	ns        *jetstream.Namespace
 	snapshots *jetstream.Bucket
@@ -458,16 +455,16 @@ type store struct {
 
 	claimsRequired bool // see [jetstream.Namespace.ClaimsRequired]
 
-	mendLog, recreateWorkers, recreateSnapshots func(context.Context) error // make what is missing
+	mendLog, recreateWorkers, recreateSnapshots func(context.Context) error // recreate missing objects
 }
 
-// claimsPatience is how long a start waits for the NATS server to say whether model claims are required.
+// claimsPatience is the longest wait of a start for the NATS server's setting of required model claims.
 const claimsPatience = 3 * time.Second
 
-// openPatience is how long JetStream may take to open a namespace before it is said that it is waited for.
+// openPatience is the time after which a slow start of JetStream is logged.
 const openPatience = 10 * time.Second
 
-// openStore opens a namespace, and creates what is missing of it, while JetStream is unavailable again and again.
+// openStore opens a namespace and creates missing objects, with retries while JetStream is unavailable.
 func openStore(ctx context.Context, s *Settings, log *slog.Logger) (*store, error) {
 	for {
 		trying, cancel := context.WithTimeout(ctx, openPatience)
@@ -519,16 +516,16 @@ func openOnce(ctx context.Context, s *Settings) (*store, error) {
 		return err
 	}
 	st.mendLog = func(ctx context.Context) error {
-		// as with a bucket (jetstream.Bucket.Gone): not while the server still removes what was there
+		// as with a bucket (jetstream.Bucket.Gone): not while the server is still removing the old stream
 		loop.Wait(ctx, time.Second)
 		return ns.EnsureStreams(ctx, logs)
 	}
 	return st, nil
 }
 
-// usualLog is how many bytes each partition's log may take if nothing was said. The server reserves them: half of what
-// it has is for the log. It holds for streams that are made now; a fuller disk at a later start does not take messages
-// from those that are there.
+// usualLog returns the default size of a partition's log. The server reserves the bytes, so all logs get half of the
+// server's storage. The default applies only to new streams. A fuller disk at a later start does not affect existing
+// streams.
 func usualLog(server *natsserver.Server, partitions uint32) int64 {
 	const usual = 1 << 30
 	if server == nil {
@@ -537,15 +534,15 @@ func usualLog(server *natsserver.Server, partitions uint32) int64 {
 	return max(1<<20, min(usual, server.MaxStore()/2/int64(partitions)))
 }
 
-// listenStore gives heard what a store's shim passes on, until ctx ends. Where that cannot be heard the store is
+// listenStore passes the messages of a store's shim to receive, until ctx ends. Without the messages the store is
 // polled.
-func (s *Server) listenStore(ctx context.Context, store string, heard func([]byte)) {
+func (s *Server) listenStore(ctx context.Context, store string, receive func([]byte)) {
 	subject, err := jetstream.StoreSubject(s.Namespace, store)
 	if err == nil {
-		err = s.Conn.Listen(ctx, subject, heard)
+		err = s.Conn.Listen(ctx, subject, receive)
 	}
 	if ctx.Err() == nil {
-		s.log.Warn("the shared store's events cannot be heard; it is polled", "store", store, "error", err,
-			"what_to_do", "grant it to this user: indexer auth example prints what each user needs")
+		s.log.Warn("cannot subscribe to the shared store's events; the store is polled", "store", store, "error", err,
+			"what_to_do", "grant the subject to this user: indexer auth example prints the permissions of every user")
 	}
 }

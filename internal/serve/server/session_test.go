@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/datafolder"
 )
 
-// TestSessionIn: processes of one data folder know each other's sessions, and a link in place of the folder's name is
-// not followed.
+// TestSessionIn checks that processes of a data folder recognise each other's sessions, and that a link in place of the
+// name file is not followed.
 func TestSessionIn(t *testing.T) {
 	dir := t.TempDir()
 	first, _, err := sessionIn(dir)

@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// newSessions is what keeps sessions on their workers; nil if nothing is to.
+// newSessions returns the service of session affinity, or nil if disabled.
 func (s *Server) newSessions() *affinity.Service {
 	set := s.Routing.SessionAffinity
 	if set == nil {
@@ -23,7 +23,7 @@ func (s *Server) newSessions() *affinity.Service {
 	})
 }
 
-// sessionStatus is how sessions stand, as clients get it; nil if they are not kept on their workers.
+// sessionStatus converts the status of sessions for clients; nil without session affinity.
 func (s *Server) sessionStatus() *api.SessionStatus {
 	if s.sessions == nil {
 		return nil
@@ -34,7 +34,7 @@ func (s *Server) sessionStatus() *api.SessionStatus {
 		Expired: of.Counts.Expired, Prompts: of.Prompts, Continued: of.Counts.Continued, Unclear: of.Counts.Unclear}
 }
 
-// shared are closed once this node knows what all nodes know of requests and sessions.
+// shared returns channels that are closed after this node has all nodes' requests and sessions.
 func (s *Server) shared() [2]<-chan struct{} {
 	ready := [2]<-chan struct{}{s.loads.Ready(), s.loads.Ready()}
 	if s.sessions != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// newTokenizers returns what makes tokens of texts; nil: nothing is set to do that.
+// newTokenizers returns the tokenizers of texts, or nil without a configuration.
 func (s *Server) newTokenizers() *tokenize.Service {
 	t := tokenize.New(tokenize.Config{
 		Settings:  s.Tokenizers,
@@ -30,8 +30,8 @@ func (s *Server) newTokenizers() *tokenize.Service {
 		},
 	})
 	if models := s.Tokenizers.Unasked(); len(models) > 0 {
-		s.log.Warn("engines get no texts: the file of --tokenizers has a token_file for them and no addresses", "models",
-			models, "what_to_do", "list the engines that may get the token in addresses; see docs/text.md")
+		s.log.Warn("texts are not sent to engines: the file of --tokenizers has a token_file for engines and no addresses", "models",
+			models, "what_to_do", "list the permitted engines in addresses; see docs/text.md")
 	}
 	if !t.Serves() {
 		return nil
@@ -152,7 +152,7 @@ func (s *Server) findText(ctx context.Context, q *api.Query) (*api.Answer, error
 	return a, nil
 }
 
-// newAnnounced returns what compares tokens of texts with those that engines announce.
+// newAnnounced returns the comparison of texts' tokens with the engines' events.
 func (s *Server) newAnnounced() *tokenize.Announced {
 	return tokenize.NewAnnounced(tokenize.AnnouncedConfig{
 		Find: s.find, Worker: s.worker,
@@ -161,10 +161,11 @@ func (s *Server) newAnnounced() *tokenize.Announced {
 	})
 }
 
-// workersBeside is how many ranks are listed at most to find one: those with the same name but for its last byte.
+// workersBeside is the maximum number of listed ranks in the search of a rank: ranks with the same name except for the
+// last byte.
 const workersBeside = 256
 
-// worker is what any node knows of a rank; nil: it cannot be had.
+// worker returns the information of a rank from any node; nil if not available.
 func (s *Server) worker(ctx context.Context, rank api.RankPlace) *api.WorkerInfo {
 	near := rank.Instance[:max(0, len(rank.Instance)-1)]
 	list, err := s.Workers(ctx, api.WorkersRequest{After: &api.RankPlace{Instance: near}, Limit: workersBeside})

@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 )
 
-// certify writes a certificate for 127.0.0.1 that signs itself, and its key, and returns who trusts it.
+// certify writes a self-signed certificate for 127.0.0.1 with its key, and returns a pool that trusts the certificate.
 func certify(t *testing.T, cert, key string) *x509.CertPool {
 	t.Helper()
 	must := func(err error) {
@@ -50,8 +50,8 @@ func certify(t *testing.T, cert, key string) *x509.CertPool {
 	return pool
 }
 
-// TestHTTPOverTLS asks over TLS, with the token and without, as one who trusts the certificate and as one who does not;
-// and without TLS.
+// TestHTTPOverTLS sends requests over TLS with and without the token, with and without trust in the certificate, and
+// requests without TLS.
 func TestHTTPOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	const token = "0123456789abcdef0123"
@@ -109,7 +109,7 @@ func TestHTTPOverTLS(t *testing.T) {
 		t.Errorf("healthz: %d %s, %v", code, body, err)
 	}
 	if code, _, err := ask("https://"+line.Listen+path, token, x509.NewCertPool()); err == nil {
-		t.Errorf("one who does not trust the certificate got %d", code)
+		t.Errorf("a client without trust in the certificate got %d", code)
 	}
 	if code, body, err := ask("http://"+line.Listen+path, token, pool); err == nil &&
 		(code != 400 || strings.Contains(body, "unknown_operation")) {

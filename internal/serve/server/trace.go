@@ -40,7 +40,7 @@ func (s *Server) selectionStageHook() func(ctx context.Context, stage string, to
 	}
 	return func(ctx context.Context, stage string, took time.Duration) {
 		s.queries.SelectionStage(stage, took)
-		if stage != "match" { // whose parts have spans
+		if stage != "match" { // the parts of the stage have spans
 			tracing.Stage(ctx, stage, took)
 		}
 	}
@@ -66,7 +66,7 @@ func (m measured) AppliedTraced(p events.Partition, messages []jetstream.Message
 	})
 }
 
-// tracedNATS has each request over NATS begin a span. Requests of other nodes have one only if theirs has.
+// tracedNATS begins a span for every request over NATS. A request of another node has a span only with a parent span.
 func (s *Server) tracedNATS(op string, by api.Transport, next jetstream.Handler) jetstream.Handler {
 	if !s.Tracer.On() {
 		return next
@@ -105,7 +105,7 @@ func endNATS(span tracing.Span, out jetstream.Response) {
 	span.End()
 }
 
-// tracedHTTP has each request over HTTP begin a span, but for those that last.
+// tracedHTTP begins a span for every request over HTTP, except for streams.
 func (s *Server) tracedHTTP(next *web.Mux) http.Handler {
 	if !s.Tracer.On() {
 		return next
@@ -126,7 +126,7 @@ func (s *Server) tracedHTTP(next *web.Mux) http.Handler {
 		next.ServeHTTP(status, r)
 		if op := opOf(r); op != api.OpOther {
 			span.Name("kvatlas." + op)
-		} else if r.Pattern != "/" { // else it is what nobody serves
+		} else if r.Pattern != "/" { // otherwise an unknown path
 			span.Name(r.Method + " " + r.Pattern)
 		}
 		span.Set(attribute.String("http.request.method", r.Method), attribute.String("http.route", r.Pattern),
@@ -137,7 +137,7 @@ func (s *Server) tracedHTTP(next *web.Mux) http.Handler {
 	})
 }
 
-// statusWriter remembers the status.
+// statusWriter keeps the status of a reply.
 type statusWriter struct {
 	http.ResponseWriter
 	status int
@@ -151,7 +151,7 @@ func (w *statusWriter) WriteHeader(status int) {
 // Unwrap is for [http.ResponseController].
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// traceAnswer says of the context's span what was asked and found, by the names that llm-d gives that.
+// traceAnswer adds the query and the answer to the context's span, with llm-d's attribute names.
 func traceAnswer(ctx context.Context, q *api.Query, a *api.Answer) {
 	span := tracing.Of(ctx)
 	if !span.On() {
@@ -170,7 +170,7 @@ func traceAnswer(ctx context.Context, q *api.Query, a *api.Answer) {
 	}
 }
 
-// traceChoice says of the context's span what was chosen.
+// traceChoice adds the choice to the context's span.
 func traceChoice(ctx context.Context, q *api.SelectRequest, policy string, out *api.Selection) {
 	span := tracing.Of(ctx)
 	if !span.On() {
@@ -188,7 +188,7 @@ func traceChoice(ctx context.Context, q *api.SelectRequest, policy string, out *
 	}
 }
 
-// tracedFind is find for a face whose requests may come to several.
+// tracedFind is Find with a span, for faces with several finds in a request.
 func (s *Server) tracedFind(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpFind)
 	defer span.End()
@@ -197,7 +197,7 @@ func (s *Server) tracedFind(ctx context.Context, q *api.Query) (*api.Answer, err
 	return a, err
 }
 
-// tracedSelect is Select for a face whose requests are more than a choice: the choice has its own span.
+// tracedSelect is Select with a span, for faces with more than a choice in a request.
 func (s *Server) tracedSelect(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
 	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpSelect)
 	defer span.End()
@@ -206,7 +206,7 @@ func (s *Server) tracedSelect(ctx context.Context, q *api.SelectRequest) (*api.S
 	return out, err
 }
 
-// failSpan says of a span what its request has failed with.
+// failSpan adds the error of a request to a span.
 func failSpan(span tracing.Span, err error) {
 	if err != nil && span.On() {
 		e := api.AsError(err)

@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// watched is what the live page is told of.
+// watched is the data source of the live page.
 type watched struct{ *Server }
 
 func (w watched) Loads(ctx context.Context) (*api.LoadList, error) {
@@ -19,14 +19,14 @@ func (w watched) EngineLoads(context.Context) (*api.EngineLoads, error) { return
 
 func (w watched) Nodes() []string { return w.nodes() }
 
-// watch sends server-sent events until whoever watches has gone, or takes none any more.
+// watch sends server-sent events until the client disconnects or stops reading.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	begun := false
 	err := s.hub.Watch(r.Context(), func(event []byte) error {
 		if !begun {
 			begun = true
-			_ = control.SetReadDeadline(time.Time{}) // nothing is read any more; a writer that cannot do this is none of ours
+			_ = control.SetReadDeadline(time.Time{}) // no further reads; only a writer outside of this program lacks the method
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.Header().Set("Cache-Control", "no-store")
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// RegisterWorker registers a worker: by itself, or, if its engine publishes events, with shims in this process.
+// RegisterWorker registers a worker. If the engine publishes events, shims in this process follow the engine.
 func (s *Server) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) (*api.Worker, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (s *Server) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) 
 			Source: source, Engine: engine, Worker: &w.WorkerSpec}
 		record := api.WorkerRecord{WorkerSpec: w.WorkerSpec}
 		record.Events = api.EventsShim
-		record.Because(api.WorkerIncomplete, "its shim is about to start")
+		record.Because(api.WorkerIncomplete, "the shim is about to start")
 		out.Ranks = append(out.Ranks, api.WorkerRank{Rank: rank, WorkerRecord: record})
 	}
 	if err := s.shims.Register(ctx, records...); err != nil {
@@ -54,7 +54,7 @@ func (s *Server) RegisterWorker(ctx context.Context, w *api.WorkerRegistration) 
 	return out, nil
 }
 
-// ChangeWorker changes what is said of a worker.
+// ChangeWorker changes the fields of a worker.
 func (s *Server) ChangeWorker(ctx context.Context, c *api.WorkerChange) (*api.Worker, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func (s *Server) ChangeWorker(ctx context.Context, c *api.WorkerChange) (*api.Wo
 	return answered(s.registry.Change(ctx, c))
 }
 
-// RemoveWorker ends the registration of a worker. One whose shim another node runs is removed by that.
+// RemoveWorker ends the registration of a worker. The node of the worker's shim removes the worker.
 func (s *Server) RemoveWorker(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (s *Server) RemoveWorker(ctx context.Context, instance events.WorkerID) (*a
 	return w, err
 }
 
-// shimsNode is the node that runs a worker's shims; empty if none does.
+// shimsNode returns the node of a worker's shims, or "" without shims.
 func (s *Server) shimsNode(instance events.WorkerID) string {
 	for _, l := range s.shims.Listeners() {
 		if l.Record.Instance == instance {
@@ -98,7 +98,7 @@ func (s *Server) shimsNode(instance events.WorkerID) string {
 	return ""
 }
 
-// remove ends the registration of a worker here. shims says that this process runs its shims.
+// remove ends the registration of a worker on this node. shims is set if this process runs the worker's shims.
 func (s *Server) remove(ctx context.Context, instance events.WorkerID, shims bool) (*api.Worker, error) {
 	if !shims {
 		return answered(s.registry.Remove(ctx, instance))
@@ -115,7 +115,7 @@ func (s *Server) remove(ctx context.Context, instance events.WorkerID, shims boo
 	return was, nil
 }
 
-// answered is what a change of the registry ended with, as clients get it.
+// answered converts the result of a registry change for clients.
 func answered(w *api.Worker, err error) (*api.Worker, error) {
 	if err != nil {
 		return nil, compat.AsError(err)
