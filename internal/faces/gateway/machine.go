@@ -53,7 +53,8 @@ type Effects struct {
 	PrefillComplete bool
 	Reported        bool // the engine has reported its reuse:
 	CachedTokens    uint64
-	Free            bool // the request has ended
+	ResponseID      string // id of the response, which later requests may continue; empty without a new id
+	Free            bool   // the request has ended
 
 	Replies []*extprocv3.ProcessingResponse
 
@@ -102,6 +103,7 @@ type (
 		own   bool // a response of the proxy itself, which refuses a request before the choice
 		begun bool // a part of the body has arrived
 		usage usage
+		id    responseID
 
 		streamed bool // the request's body is not complete yet
 	}
@@ -348,6 +350,7 @@ func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects)
 			e.PrefillComplete = len(b.Body) > 0 && !p.begun
 			p.begun = p.begun || e.PrefillComplete
 			e.CachedTokens, e.Reported = p.usage.read(b.Body)
+			e.ResponseID = p.id.read(b.Body)
 		}
 		if m.duplexResponse {
 			e.Replies = appendChunks(e.Replies, true, b.Body, b.EndOfStream)

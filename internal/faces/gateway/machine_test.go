@@ -59,7 +59,9 @@ func message(t *testing.T, words []string) *extprocv3.ProcessingRequest {
 		}
 		r.ProtocolConfig = mode
 		h := httpHeaders(end, ":method", "POST", "content-type", "application/json")
-		if len(words) > 2 {
+		if len(words) > 2 && words[2][0] == '/' {
+			h = httpHeaders(end, ":method", "POST", ":path", words[2], "content-type", "application/json")
+		} else if len(words) > 2 {
 			r.MetadataContext = metadataOf(subsetSpace, subsetKey, words[2])
 		}
 		r.Request = &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: h}
@@ -268,6 +270,32 @@ func FuzzStreams(f *testing.F) {
 			t.Fatalf("booked: %v, and freed %d times", booked, freed)
 		}
 	})
+}
+
+// TestResponseID reads the id of a response from answers in all splits, and never from the text of a chat.
+func TestResponseID(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"id":"resp_a-1","object":"response"}`:                                       "resp_a-1",
+		"event: response.created\ndata: {\"response\": {\"id\" : \"resp_b\"}}\n\n":    "resp_b",
+		`{"id":"resp_a","output":[{"id":"resp_c"}]}`:                                  "resp_a",
+		`{"id":"chatcmpl-1","choices":[{"message":{"content":"\"id\":\"resp_x\""}}]}`: "",
+		`{"id":"resp_`: "",
+		`{"x":"` + strings.Repeat("x", maxHead) + `","id":"resp_late"}`: "",
+		"": "",
+	} {
+		for step := 1; step <= len(text)+1; step += 1 + step/3 {
+			var r responseID
+			var got []string
+			for at := 0; at < len(text); at += step {
+				if id := r.read([]byte(text[at:min(at+step, len(text))])); id != "" {
+					got = append(got, id)
+				}
+			}
+			if strings.Join(got, " ") != want {
+				t.Fatalf("%.80s in pieces of %d: %q, want %q", text, step, got, want)
+			}
+		}
+	}
 }
 
 // TestUsage reads the number of reused tokens from answers in all splits, and never from the text of an answer.

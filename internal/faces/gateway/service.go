@@ -53,6 +53,10 @@ type Config struct {
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
+	// Bind binds a session to the rank of a booked request. The gateway binds the id of each response of the Responses
+	// API: only the rank's engine has the response, and later requests may continue it. nil disables sessions.
+	Bind func(model, session string, rank events.RankKey, requestID string)
+
 	Metrics Metrics // required
 }
 
@@ -210,6 +214,7 @@ func (u *upload) end() {
 type booking struct {
 	ref    api.RequestRef
 	prompt api.Prompt // kept until the answering worker is known
+	rank   events.RankKey
 }
 
 // load reports progress of a booking. A booking may be missing because of its age or because its worker is gone. This
@@ -227,6 +232,9 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	if e.Reported {
 		s.cfg.Metrics.ReportReused(b.ref.RequestID, e.CachedTokens)
 	}
+	if e.ResponseID != "" && s.cfg.Bind != nil {
+		s.cfg.Bind(b.ref.Model, e.ResponseID, b.rank, b.ref.RequestID)
+	}
 	if e.Free {
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		b.ref.RequestID = ""
@@ -243,7 +251,7 @@ func (s *Service) move(ctx context.Context, b *booking, to string) {
 		b.ref.RequestID = "" // not a worker of the registry
 		return
 	}
-	b.ref.RequestID = rand.Text()
+	b.ref.RequestID, b.rank = rand.Text(), ranks[at].RankKey
 	_, _ = s.cfg.Bookings.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
 		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
 }
@@ -264,6 +272,9 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 		return nil, booking{}, err
 	}
 	q.LoRA = cmp.Or(q.LoRA, r.LoRA)
+	if s.cfg.Bind != nil && len(r.Previous) <= api.MaxSessionID {
+		q.SessionID = r.Previous
+	}
 	if r.Text.HasTemplate() && !s.cfg.Templates {
 		r.Unsupported = append(r.Unsupported, "chat_template")
 	}
@@ -286,7 +297,8 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if err != nil {
 		return nil, booking{}, err
 	}
-	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt()}
+	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt(),
+		rank: events.RankKey{Instance: chosen.Worker, Rank: chosen.Rank}}
 	b.prompt.ISLTokens = chosen.ISLTokens
 	if t := chosen.Tokenization; t != nil {
 		r.Unsupported = t.UnsupportedFields

@@ -70,6 +70,9 @@ func (w *world) config() Config {
 			}
 			return registry.Target{Model: name}, nil
 		},
+		Bind: func(model, session string, rank events.RankKey, requestID string) {
+			w.say("bind %s %s to %s %d of %s", model, session, rank.Instance, rank.Rank, w.id(requestID))
+		},
 		Metrics: w,
 	}
 }
@@ -97,6 +100,12 @@ func (w *world) Select(_ context.Context, r *api.SelectRequest) (*api.Selection,
 	text := ""
 	if r.Text != nil {
 		text = fmt.Sprintf(" text %q %s", r.Text.Prompt, r.Messages)
+		if r.Text.Request != nil {
+			text = fmt.Sprintf(" %s %s", r.API, r.Request)
+		}
+	}
+	if r.SessionID != "" {
+		text += " session " + r.SessionID
 	}
 	w.say("select %s %s tokens %v isl %d lora %q salt %q of %v%s", w.id(r.RequestID), r.Model, r.Tokens, r.ISLTokens,
 		r.LoRA, r.CacheSalt, r.Endpoints, text)
@@ -176,6 +185,29 @@ func TestChoices(t *testing.T) {
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
 				"<- response", "prefill complete r1", "<- response-body", "reused 2", "<- response-body",
 				"free r1", "<- response-body"},
+		},
+		"a response": {
+			[]string{from + " /v1/responses", `body {"model":"m","input":"hi","stream":true}`, "response 10.0.0.3:80",
+				`response-body data: {"response":{"id":"resp_1"}}`, "response-body end"}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` responses {"input":"hi"}`,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response", "prefill complete r2",
+				"bind m resp_1 to c 0 of r2", "<- response-body", "free r2", "<- response-body"},
+		},
+		"a response that continues another": {
+			[]string{from + " /v1/responses", `body {"model":"m","input":"hi","previous_response_id":"resp_1"}`}, nil,
+			[]string{"<- headers", "unsupported responses [previous_response_id]",
+				`select r1 m tokens [] isl 3 lora "" salt "" of ` + all + " session resp_1",
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"kvatlas-unsupported-fields=previous_response_id metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
+		},
+		"messages": {
+			[]string{from + " /v1/messages", `body {"model":"m","system":"s","messages":[],"max_tokens":9}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of ` + all +
+				` messages {"system":"s","messages":[],"max_tokens":9}`,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
 		},
 		"an adapter, a subset, and no answer": {
 			[]string{from + " 10.0.0.1:8000,10.9.9.9:1", `body {"model":"adapter","prompt":[[1],[2]]}`}, nil,

@@ -1,6 +1,9 @@
 package gateway
 
-import "bytes"
+import (
+	"bytes"
+	"regexp"
+)
 
 // usage finds the reused tokens in a response that arrives in pieces, as JSON or as a stream of events: the field
 // usage.prompt_tokens_details.cached_tokens of OpenAI's APIs, or usage.cache_read_input_tokens of Anthropic's. Text in
@@ -57,4 +60,34 @@ func (u *usage) read(b []byte) (n uint64, some bool) {
 		}
 		text = rest[i:]
 	}
+}
+
+// responseID finds the id of a response of the Responses API at the beginning of an answer, as JSON or as a stream of
+// events. The zero value is ready for use.
+type responseID struct {
+	head []byte
+	done bool
+}
+
+// idPattern matches the id, which engines write before any text of the request or of the answer.
+var idPattern = regexp.MustCompile(`"id"\s*:\s*"(resp_[\w-]{1,200})"`)
+
+// maxHead bounds the bytes before the end of an id.
+const maxHead = 4 << 10
+
+// read returns the id that ends in these bytes; empty without an id.
+func (r *responseID) read(b []byte) string {
+	if r.done {
+		return ""
+	}
+	r.head = append(r.head, b[:min(len(b), maxHead-len(r.head))]...)
+	match := idPattern.FindSubmatch(r.head)
+	if r.done = match != nil || len(r.head) == maxHead; !r.done {
+		return ""
+	}
+	r.head = nil
+	if match == nil {
+		return ""
+	}
+	return string(match[1])
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/affinity"
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // newSessions returns the service of session affinity, or nil if disabled.
@@ -21,6 +22,17 @@ func (s *Server) newSessions() *affinity.Service {
 		}},
 		Conn: s.Conn, Namespace: s.Namespace, Log: s.log,
 	})
+}
+
+// bindSession returns the function that binds sessions of a gateway; nil without sessions.
+func (s *Server) bindSession() func(model, session string, rank events.RankKey, requestID string) {
+	if s.sessions == nil {
+		return nil
+	}
+	return func(model, session string, rank events.RankKey, requestID string) {
+		// A failure means that too many sessions are bound. The next request is then routed by load.
+		_, _ = s.sessions.Bind(affinity.Key{Model: model, Session: session}, rank, requestID, false)
+	}
 }
 
 // sessionStatus converts the status of sessions for clients; nil without session affinity.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // responsesRequest has the fields of a Responses request that determine tokens.
@@ -349,15 +347,4 @@ func (t *responsesTool) function(name string) tool {
 		parameters = json.RawMessage("null")
 	}
 	return tool{"function", toolFunction{name, t.Description, parameters, t.Strict, t.DeferLoading}}
-}
-
-// PreviousResponse returns the response that a Responses request continues; empty without one.
-func PreviousResponse(body []byte) string {
-	var r struct {
-		ID string `json:"previous_response_id"`
-	}
-	if len(body) > api.MaxBody || read(body, &r) != nil {
-		return ""
-	}
-	return r.ID
 }

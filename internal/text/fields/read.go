@@ -22,6 +22,7 @@ type Request struct {
 	Text   api.Text
 
 	Salt, LoRA string
+	Previous   string // id of the response that a request of the Responses API continues
 
 	// Length is the approximate number of tokens of all prompts. Further is that of the prompts after the first.
 	Length, Further uint64
@@ -65,6 +66,8 @@ func Read(a API, body []byte) (*Request, error) {
 			continue
 		case class == Irrelevant || class == Ignored:
 			continue
+		case f.name == "previous_response_id" && strictjson.Unmarshal(f.value, &r.Previous) != nil:
+			return nil, api.Errorf(api.CodeMalformed, "previous_response_id is not text")
 		}
 		if f.finite {
 			size.add(f.value)
