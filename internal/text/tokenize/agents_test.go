@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -24,31 +25,41 @@ func TestAgentForms(t *testing.T) {
 		api, request string
 		has          string // the paths of the server
 		want         string // the path and the body, or a part of the error
+		version      string // default: 0.33.0
 	}{
 		"responses": {Render, "responses", responses, "/v1/responses/render",
-			"/v1/responses/render " + `{"model":"m",` + responses[1:]},
-		"messages": {Render, "messages", messages, renderer, "/v1/messages/render " + `{"model":"m",` + messages[1:]},
+			"/v1/responses/render " + `{"model":"m",` + responses[1:], ""},
+		"messages": {Render, "messages", messages, renderer, "/v1/messages/render " + `{"model":"m",` + messages[1:], ""},
 		"responses as a chat": {Render, "responses", responses, chatRender,
-			chatRender + " " + chat + `,"add_special_tokens":true}`},
-		"messages as a chat": {Render, "messages", messages, chatRender, chatRender + " " + chat + "}"},
+			chatRender + " " + chat + `,"add_special_tokens":true}`, ""},
+		"messages as a chat": {Render, "messages", messages, chatRender, chatRender + " " + chat + "}", ""},
 		"responses of a tokenizer": {Tokenize, "responses", responses, "/tokenize",
-			"/tokenize " + chat + `,"add_special_tokens":true}`},
-		"messages of SGLang": {Tokenize, "messages", messages, "/v1/tokenize", "/v1/tokenize " + chat + "}"},
+			"/tokenize " + chat + `,"add_special_tokens":true}`, ""},
+		"messages of SGLang": {Tokenize, "messages", messages, "/v1/tokenize", "names no vLLM", ""},
+		"an old version":     {Render, "messages", messages, chatRender, "names no vLLM", "0.24.1"},
+		"a development version": {Render, "messages", messages, chatRender, chatRender + " " + chat + "}",
+			"0.32.1rc2.dev7+g1234"},
+		"a later version": {Render, "messages", messages, renderer,
+			"/v1/messages/render " + `{"model":"m",` + messages[1:], "1.0"},
 		"inline system": {Render, "messages", inline, renderer,
-			"/v1/messages/render " + `{"model":"m",` + inline[1:]},
+			"/v1/messages/render " + `{"model":"m",` + inline[1:], ""},
 		"inline system as a chat": {Render, "messages", inline, chatRender,
-			"depends on the template"},
-		"inline system of a tokenizer": {Tokenize, "messages", inline, "/tokenize", "depends on the template"},
+			"depends on the template", ""},
+		"inline system of a tokenizer": {Tokenize, "messages", inline, "/tokenize", "depends on the template", ""},
 		"empty tools": {Render, "messages", `{"messages":[{"role":"user","content":"a"}],"tools":[]}`, chatRender,
-			"an empty list of tools"},
-		"an image":                {Render, "messages", image, chatRender, `"image_url":{"url":"u"}`},
-		"an image of a tokenizer": {Tokenize, "messages", image, "/tokenize", "other parts than text"},
-		"no path":                 {Render, "messages", messages, "/x", "404"},
+			"an empty list of tools", ""},
+		"an image":                {Render, "messages", image, chatRender, `"image_url":{"url":"u"}`, ""},
+		"an image of a tokenizer": {Tokenize, "messages", image, "/tokenize", "other parts than text", ""},
+		"no path":                 {Render, "messages", messages, "/x", "404", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var asked []string
 			url := serve(t, func(w http.ResponseWriter, r *http.Request) {
-				if !strings.Contains(" "+c.has+" ", " "+r.URL.Path+" ") {
+				if r.Method == http.MethodGet && r.URL.Path == "/version" && !strings.Contains(c.has, "/v1/tokenize") {
+					fmt.Fprint(w, `{"version":"`+cmp.Or(c.version, "0.33.0")+`"}`)
+					return
+				}
+				if r.Method != http.MethodPost || !strings.Contains(" "+c.has+" ", " "+r.URL.Path+" ") {
 					http.NotFound(w, r)
 					return
 				}

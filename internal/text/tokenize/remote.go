@@ -45,6 +45,8 @@ type Remote struct {
 
 	turn atomic.Uint64
 	old  sync.Map // servers without the path of a first form
+
+	versions sync.Map // of [versionAt], by URL
 }
 
 // Bounds of one text.
@@ -106,7 +108,7 @@ func (r *Remote) Tokenize(ctx context.Context, t *api.Text) (Tokens, error) {
 		sent++
 		open++
 		go func() {
-			tokens, err := r.send(ctx, base, forms)
+			tokens, err := r.send(ctx, base, forms, agentAPI(t))
 			ended <- end{tokens, err}
 		}()
 	}
@@ -191,8 +193,51 @@ func refusal(err error) error {
 // server is a form that a server does not have.
 type server struct{ base, path string }
 
-// send sends a request to one server.
-func (r *Remote) send(ctx context.Context, base string, forms []form) (Tokens, error) {
+// versionAt is the version of a server.
+type versionAt struct {
+	major, minor int // zero for a server that is not vLLM
+	at           time.Time
+}
+
+// versionLife is the time for which a version is valid, because servers restart with other versions.
+const versionLife = time.Minute
+
+// checkConversion refuses servers whose conversion of requests of agents' APIs is unknown: others than vLLM 0.32 and
+// later. Their tokens may differ.
+func (r *Remote) checkConversion(ctx context.Context, base string) error {
+	known, _ := r.versions.Load(base)
+	v, _ := known.(versionAt)
+	if time.Since(v.at) > versionLife {
+		answer, status, err := r.call(ctx, http.MethodGet, base, "/version", nil)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			return failed(Unavailable, "%s/version: %w", base, err)
+		}
+		v = versionAt{at: time.Now()}
+		var said struct {
+			Version string `json:"version"`
+		}
+		if status == http.StatusOK && strictjson.Unmarshal(answer, &said) == nil {
+			_, _ = fmt.Sscanf(said.Version, "%d.%d", &v.major, &v.minor)
+		}
+		r.versions.Store(base, v)
+	}
+	if v.major == 0 && v.minor < 32 {
+		return failed(Refused, "%s/version names no vLLM from 0.32 on, so the server's treatment of Responses and Messages "+
+			"is unknown; give the model a renderer of vLLM 0.33", base)
+	}
+	return nil
+}
+
+// send sends a request to one server. agent means a request of an agents' API.
+func (r *Remote) send(ctx context.Context, base string, forms []form, agent bool) (Tokens, error) {
+	if agent {
+		if err := r.checkConversion(ctx, base); err != nil {
+			return Tokens{}, err
+		}
+	}
 	if _, old := r.old.Load(server{base, forms[0].path}); old && len(forms) > 1 {
 		forms = forms[1:]
 	}
@@ -205,7 +250,7 @@ func (r *Remote) send(ctx context.Context, base string, forms []form) (Tokens, e
 			return Tokens{}, refusal(err)
 		}
 		path = f.path
-		if answer, status, err = r.post(ctx, base, path, text); err != nil && ctx.Err() != nil {
+		if answer, status, err = r.call(ctx, http.MethodPost, base, path, text); err != nil && ctx.Err() != nil {
 			return Tokens{}, ctx.Err()
 		} else if err != nil {
 			return Tokens{}, failed(Unavailable, "%s%s: %w", base, path, err)
@@ -233,12 +278,13 @@ func (r *Remote) send(ctx context.Context, base string, forms []form) (Tokens, e
 	return tokens, nil
 }
 
-func (r *Remote) post(ctx context.Context, base, path string, text []byte) (answer []byte, status int, err error) {
+func (r *Remote) call(ctx context.Context, method, base, path string, text []byte) (answer []byte, status int,
+	err error) {
 	target, err := url.JoinPath(base, path)
 	if err != nil {
 		return nil, 0, errors.New("the address is not a URL")
 	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(text))
+	q, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(text))
 	if err != nil {
 		return nil, 0, errors.New("the address is not a URL")
 	}
