@@ -29,7 +29,7 @@ var dialSites = map[string]string{
 
 // zmtpSites are the files that may open ZeroMQ connections, with a rule, or with the endpoint of a flag.
 var zmtpSites = map[string]string{
-	"internal/ingest/shim/shim.go":        "Config.Sockets has the rule",
+	"internal/ingest/shim/run.go":         "Config.Sockets has the rule",
 	"internal/ingest/shim/replay.go":      "the same",
 	"internal/ingest/shim/watch.go":       "the same",
 	"internal/ingest/shim/host/learn.go":  "the engine of --engine-http",
