@@ -90,7 +90,7 @@ func TestSharedFolderInAnswers(t *testing.T) {
 	}{
 		{[]string{"--hashes", "5"}, api.L3Unavailable, "hashes"},
 		{[]string{"--tokens", harness.CommaList(prompt), "--lora", "x"}, api.L3Unavailable, "adapter"},
-		{[]string{"--tokens", harness.CommaList(prompt), "--l3", "off"}, api.L3NotConfigured, "asks for no store"},
+		{[]string{"--tokens", harness.CommaList(prompt), "--l3", "off"}, api.L3NotConfigured, "excludes the store"},
 	} {
 		if ask(c.args...); a.L3.Status != c.status || !strings.Contains(a.L3.Reason, c.reason) || a.L3.Total != 0 {
 			t.Errorf("%.40v: %+v", c.args, a.L3)

@@ -178,7 +178,7 @@ func TestOperator(t *testing.T) {
 	}
 	x.Kill()
 	x = harness.StartIndexer(t, data, x.NATS, "--snapshot-interval", rarely)
-	x.WaitFor(`snapshot passed over.*reason=unreadable`)
+	x.WaitFor(`snapshot skipped.*reason=unreadable`)
 	all()
 	if s := harness.Status(t, x.NATS); s.Snapshots.Rejected["unreadable"] != 4 {
 		t.Errorf("counted %+v", s.Snapshots)

@@ -67,7 +67,7 @@ func TestVLLMStoreInAnswers(t *testing.T) {
 	for _, c := range []struct {
 		args, want string
 	}{
-		{"--hashes 5", "made from tokens"},
+		{"--hashes 5", "need tokens"},
 		{"--lora x --tokens " + harness.CommaList(prompt), "path of a LoRA adapter"},
 	} {
 		if a, failure := x.Query(t, append([]string{"--model", "m"}, strings.Fields(c.args)...)...); failure != nil ||

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// TestAgesSurviveARestart parks blocks and removes others, and restarts one node of two from a snapshot while they age.
-// Ages are counted in the times of the log, so both nodes, and a twin that reads the log, drop the same at the same
-// message.
+// TestAgesSurviveARestart adds pending and removed blocks, and restarts one node of two from a snapshot while the
+// blocks age. Ages count in the times of the log, so both nodes, and a twin that reads the log, drop the same blocks at
+// the same message.
 func TestAgesSurviveARestart(t *testing.T) {
 	w := newSite(t)
 	const age = 2000
@@ -115,10 +115,9 @@ func TestAgesSurviveARestart(t *testing.T) {
 	w.restart()
 	both()
 
-	// Now the first are too old, whatever was restarted meanwhile; the second are not, on a machine that is not too
-	// slow.
+	// The first blocks are too old now, despite the restart; the second ones are not, unless the machine is very slow.
 	time.Sleep(time.Until(begun.Add((age + 100) * time.Millisecond)))
-	say(store(0, 50), store(3, 4)) // the parent that came too late, and a child of what is forgotten
+	say(store(0, 50), store(3, 4)) // the parent comes too late; a child of a forgotten block
 	if both(); expired < 2 {
 		t.Fatalf("%d blocks have expired", expired)
 	}

@@ -13,8 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// Generations lists the snapshots in a namespace's bucket, newest first in each partition: straight from NATS, whether
-// an indexer runs or not. With verify every chunk is read, checked and decoded, as a restore would.
+// Generations lists the snapshots in a namespace's bucket, the newest first within each partition. It reads NATS
+// directly and needs no running indexer. With verify, Generations reads, checks and decodes every chunk, as a restore
+// does.
 func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*api.GenerationList, error) {
 	list := &api.GenerationList{Generations: []api.GenerationInfo{}}
 	bucket, err := ns.OpenSnapshots(ctx)
@@ -32,7 +33,7 @@ func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*ap
 		if err != nil {
 			return nil, fmt.Errorf("partition %d: %w", p, err)
 		}
-		// Whether the chunks are there is asked only if they are to be read.
+		// The list of keys, which shows missing chunks, is needed only if the chunks are read.
 		if !verify {
 			seen.seen.Keys = nil
 		}
@@ -45,8 +46,8 @@ func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*ap
 	return list, nil
 }
 
-// ReadSnapshot reads the newest usable snapshot of a partition into the sink that open makes. It returns a nil manifest
-// if there is none. A snapshot that turns out bad is passed over for the older one, with a new sink.
+// ReadSnapshot reads the newest usable snapshot of a partition into the sink returned by open. The manifest is nil if
+// there is none. If a snapshot proves unusable, ReadSnapshot reads the next older one into a new sink.
 func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partition,
 	open func(*snapshot.Manifest, []snapshot.RankState) (snapshot.Sink, error)) (*snapshot.Manifest, error) {
 	bucket, err := ns.OpenSnapshots(ctx)
@@ -90,13 +91,14 @@ func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.
 			g = describe(m)
 		}
 		g.Key, g.Unusable, g.Why = r.Key, r.Reason.String(), r.Err.Error()
-		// What only does not fit the log is whole.
+		// These three reasons concern the log; the snapshot itself is intact.
 		g.Bad = !slices.Contains([]snapshot.Reason{snapshot.OtherEpoch, snapshot.AheadOfLog, snapshot.LogTruncated},
 			r.Reason)
 		list = append(list, g)
 	}
 	newestFirst := func(a, b api.GenerationInfo) int {
-		// The current manifest has no number, 0, if it cannot be read: that wraps around to the greatest.
+		// An unreadable current manifest has the number 0. The subtraction wraps it around to the greatest, so the
+		// manifest sorts first.
 		return cmp.Compare(b.Generation-1, a.Generation-1)
 	}
 	slices.SortStableFunc(list, newestFirst)
@@ -106,7 +108,7 @@ func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.
 	for i := range list {
 		m, err := snapshot.ParseManifest(manifestOf(seen, list[i]))
 		if err != nil {
-			continue // said already
+			continue // reported already
 		}
 		bad, err := verifyGeneration(ctx, bucket, m)
 		if err != nil {
@@ -140,8 +142,8 @@ func describe(m *snapshot.Manifest) api.GenerationInfo {
 	}
 }
 
-// verifyGeneration reads all of a generation. Every chunk that is not what was written is named; if all are, they are
-// decoded too, together. An error means that NATS did not answer.
+// verifyGeneration reads all chunks of a generation and returns each chunk that differs from its manifest entry. If no
+// chunk differs, all are decoded together. An error means that NATS did not respond.
 func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot.Manifest) (bad []api.BadChunk,
 	err error) {
 	fetch := fetchFrom(ctx, bucket)

@@ -16,21 +16,21 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// usage is how much of a bound is used, in bytes, and whether there can be more. A limit of 0 or less is none.
+// usage is the used part of a limit, in bytes. A limit of 0 or less means no limit.
 type usage struct {
 	used, limit int64
-	refused     error // why nothing can be written; nil if it can, as far as the server knows
+	refused     error // the reason for rejected writes; nil: writes succeed, as far as the server reports
 }
 
-// filling reports whether 80 % are used, which is worth a warning.
+// filling reports whether 80 % of the limit is used, which warrants a warning.
 func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 
-// full reports whether nothing is left of the bound.
+// full reports whether the limit is reached.
 func (u usage) full() bool { return u.limit > 0 && u.used >= u.limit }
 
-// snapshotDue reports whether a log needs a snapshot when so many bytes came since the last one: at its limit the
-// oldest messages go, whether a snapshot needs them or not. Two generations are kept, so that it has about two such
-// quarters when snapshots are written.
+// snapshotDue reports whether a log needs a snapshot after this many bytes since the last one. A log at its limit drops
+// its oldest messages, even messages newer than the last snapshot. Two generations are kept, so a snapshot at each
+// quarter of the limit leaves room for about two more quarters.
 func (u usage) snapshotDue(bytes uint64) bool { return u.limit > 0 && bytes >= uint64(u.limit)/4 }
 
 func (u usage) api() api.Usage {
@@ -41,17 +41,17 @@ func (u usage) api() api.Usage {
 	return a
 }
 
-// capacity is how full the bucket and the storage are, which all partitions share.
+// capacity holds the usage of the bucket and of the storage, which all partitions share.
 type capacity struct {
 	mu            sync.Mutex
 	bucket, store usage
-	bucketEpoch   jetstream.Epoch             // of the bucket for snapshots; 0: not known
-	waiting       map[events.Partition]string // what shims wait for; replaced, never changed
-	asking        bool                        // the shims are being asked
-	asked         time.Time                   // when they were, last
+	bucketEpoch   jetstream.Epoch             // of the snapshot bucket; 0: unknown
+	waiting       map[events.Partition]string // how shims wait for the log; replaced as a whole, never modified
+	asking        bool                        // requests to the shims are under way
+	asked         time.Time                   // the time of the last requests
 }
 
-// watchCapacity measures how full the log, the bucket and the storage are, until ctx ends.
+// watchCapacity measures the usage of the logs, the bucket and the storage until ctx ends.
 func (n *Node) watchCapacity(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := n.cfg.CapacityCheck
@@ -62,23 +62,23 @@ func (n *Node) watchCapacity(ctx context.Context) {
 	}
 }
 
-// measureCapacity measures once. What NATS does not answer stays as it was. A stream that does not exist is recreated.
-// It reports whether something rejects writes.
+// measureCapacity measures once. A value stays unchanged if NATS does not respond. Missing streams are recreated.
+// refused reports whether any of the places rejects writes.
 func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*n.cfg.CapacityCheck+5*time.Second)
 	defer cancel()
-	tell := func(what string, before, now usage) {
+	note := func(place string, before, now usage) {
 		refused = refused || now.refused != nil
-		n.reportUsage(what, before, now)
+		n.reportUsage(place, before, now)
 	}
-	var shut []events.Partition // their logs reject writes
+	var shut []events.Partition // partitions whose logs reject writes
 	var full bool               // the storage is full
-	replace := func(what string, at *usage, now usage) {
+	replace := func(place string, at *usage, now usage) {
 		n.capacity.mu.Lock()
 		before := *at
 		*at = now
 		n.capacity.mu.Unlock()
-		tell(what, before, now)
+		note(place, before, now)
 	}
 	if used, limit, err := n.cfg.Namespace.Conn().Store(ctx); err == nil {
 		if limit <= 0 && n.cfg.StoreLimit != nil {
@@ -107,7 +107,7 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 			}
 			return pt.measured(asked, now, takesNone, writable == nil || takesNone)
 		})
-		tell(fmt.Sprintf("the log of partition %d", p), before, now)
+		note(fmt.Sprintf("the log of partition %d", p), before, now)
 		if takesNone {
 			shut = append(shut, p)
 		}
@@ -125,7 +125,8 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 	return refused
 }
 
-// noteBucket makes a snapshot of each partition due if the bucket is not the one that had the earlier snapshots.
+// noteBucket makes a snapshot of each partition due if the bucket was recreated, because a new bucket lacks the earlier
+// snapshots.
 func (n *Node) noteBucket(epoch jetstream.Epoch) {
 	n.capacity.mu.Lock()
 	before := n.capacity.bucketEpoch
@@ -139,10 +140,11 @@ func (n *Node) noteBucket(epoch jetstream.Epoch) {
 	}
 }
 
-// askWaitingEvery is how often the shims of a log that rejects writes are asked what they wait for.
+// askWaitingEvery is the interval of the requests to shims of a log that rejects writes.
 const askWaitingEvery = 5 * time.Second
 
-// askWaiting asks the shims of logs that reject writes, over core NATS, what they wait for: they cannot write it down.
+// askWaiting requests, over core NATS, how the shims of the logs that reject writes wait: shims cannot write this to
+// such a log. The requests run in a goroutine of their own.
 func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 	n.capacity.mu.Lock()
 	defer n.capacity.mu.Unlock()
@@ -157,12 +159,12 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 	go func() {
 		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*askWaitingEvery)
 		defer cancel()
-		said := make([]string, len(shut))
+		replies := make([]string, len(shut))
 		var all sync.WaitGroup
 		for i, p := range shut {
 			all.Go(func() {
 				if shims, err := control.WhoAll(asking, n.cfg.Namespace, p); err == nil {
-					said[i] = howTheyWait(shims)
+					replies[i] = waitingPhrase(shims)
 				}
 			})
 		}
@@ -171,15 +173,15 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 		defer n.capacity.mu.Unlock()
 		waiting := map[events.Partition]string{}
 		for i, p := range shut {
-			waiting[p] = said[i]
+			waiting[p] = replies[i]
 		}
 		n.capacity.asking, n.capacity.asked, n.capacity.waiting = false, time.Now(), waiting
 	}()
 }
 
-// howTheyWait says how many of a partition's shims wait for the log, since when, and why the first of them does; empty
-// if none does.
-func howTheyWait(shims []control.Shim) string {
+// waitingPhrase describes the shims of a partition that wait for the log: their number, and the key, start and reason
+// of the shim with the longest wait. The result is empty if no shim waits.
+func waitingPhrase(shims []control.Shim) string {
 	var first *control.Shim
 	count := 0
 	for i := range shims {
@@ -197,7 +199,8 @@ func howTheyWait(shims []control.Shim) string {
 		first.Waiting.Do)
 }
 
-// refusal is err if it says that there is no room, else nil: that NATS does not answer is reported elsewhere.
+// refusal returns err if it means that there is no room, else nil. Other errors, such as no response from NATS, are
+// reported elsewhere.
 func refusal(err error) error {
 	if errors.Is(err, jetstream.ErrFull) {
 		return err
@@ -205,7 +208,8 @@ func refusal(err error) error {
 	return nil
 }
 
-// capacityProblems says what is full, or nearly so, and what is wrong with the NATS server in this process: each once.
+// capacityProblems returns a problem for each place that is full or nearly full, and for the NATS server in this
+// process. Each cause appears once.
 func (n *Node) capacityProblems() (list []string) {
 	var full fullness
 	n.capacity.mu.Lock()
@@ -235,17 +239,17 @@ func (n *Node) capacityProblems() (list []string) {
 		return list
 	}
 	unhealthy := n.cfg.Health()
-	said := func(r refusals) bool { // the server reports what its system said, as a refusal does
+	reported := func(r refusals) bool { // the health of the server contains the system's error, like a refusal
 		_, system, _ := strings.Cut(r.first.Error(), jetstream.ErrFull.Error()+": ")
 		return system != "" && strings.HasSuffix(unhealthy.Error(), system)
 	}
-	if unhealthy != nil && !slices.ContainsFunc(full.refused, said) {
+	if unhealthy != nil && !slices.ContainsFunc(full.refused, reported) {
 		list = append(list, unhealthy.Error()+"; what to do: "+seeServer)
 	}
 	return list
 }
 
-// problem says why no snapshot could be written; nil if one could.
+// problem returns the error of the last snapshot; nil if the snapshot was written.
 func (s *saveState) problem() error {
 	if s.failed.IsZero() || errors.Is(s.err, context.Canceled) {
 		return nil

@@ -26,7 +26,7 @@ func newClaimed(t *testing.T) *claimed {
 	return c
 }
 
-// announces has a worker announce two blocks under a model, in a new incarnation.
+// announces makes a worker announce two blocks under a model, in a new incarnation.
 func (c *claimed) announces(instance events.WorkerID, model string, blockSize uint32) {
 	c.Helper()
 	c.seq++
@@ -42,7 +42,7 @@ func (c *claimed) announces(instance events.WorkerID, model string, blockSize ui
 	}
 }
 
-// knows checks which workers the view has under a model, and how many it hides.
+// knows checks the workers of a model in the view, and the number of hidden ranks.
 func (c *claimed) knows(model string, hidden int, want ...events.WorkerID) {
 	c.Helper()
 	v := c.View()
@@ -60,14 +60,14 @@ func (c *claimed) knows(model string, hidden int, want ...events.WorkerID) {
 	}
 }
 
-// TestARankWithoutAClaimIsHidden: the view has a rank while its worker has claimed the model that it announces.
+// TestARankWithoutAClaimIsHidden: the view has a rank only while its worker has claimed the announced model.
 func TestARankWithoutAClaimIsHidden(t *testing.T) {
 	c := newClaimed(t)
 	c.models["good"] = "llama"
 	c.announces("good", "llama", 16)
 	c.announces("bad", "llama", 65535)
 	c.knows("llama", 1, "good")
-	// A block size that nobody has claimed does not make the model's block size ambiguous.
+	// An unclaimed block size does not make the model's block size ambiguous.
 	if served, err := c.View().serving(&api.Query{Model: "llama"}, 0); err != nil || served.BlockSize != 16 {
 		t.Errorf("a query without a block size: %+v, %v", served, err)
 	}
@@ -87,13 +87,13 @@ func TestARankWithoutAClaimIsHidden(t *testing.T) {
 	c.models["bad"] = "own"
 	c.Recheck()
 	c.knows("own", 0, "bad")
-	c.announces("good", "own", 16) // it turns to a model that it has not claimed
+	c.announces("good", "own", 16) // the worker switches to an unclaimed model
 	c.knows("own", 1, "bad")
 	c.knows("llama", 1)
 }
 
-// TestAnswersLeaveOutUnclaimedRanks has two workers announce blocks under a model that one of them has claimed: nothing
-// of the other is in an answer until its claim appears.
+// TestAnswersLeaveOutUnclaimedRanks: of two workers with blocks under a model, only one has claimed the model. Answers
+// exclude the other until its claim appears.
 func TestAnswersLeaveOutUnclaimedRanks(t *testing.T) {
 	w := newSite(t)
 	var other atomic.Bool // has claimed the model

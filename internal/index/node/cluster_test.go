@@ -23,8 +23,8 @@ import (
 
 const fleetPartitions = 4
 
-// fleet is a cluster of nodes in this process on one real NATS server, with a worker in each partition whose one prompt
-// grows.
+// fleet is a cluster of nodes in this process on one real NATS server. Each partition has a worker with one growing
+// prompt.
 type fleet struct {
 	*testing.T
 	ctx     context.Context
@@ -33,22 +33,22 @@ type fleet struct {
 	workers [fleetPartitions]*grower
 	lives   int
 	asked   atomic.Uint64
-	again   atomic.Uint64                // asked by a later view
-	buckets map[string]*jetstream.Bucket // for snapshots, of nodes that have another than the others
+	again   atomic.Uint64                // queries repeated with a later view
+	buckets map[string]*jetstream.Bucket // for snapshots, of nodes with a bucket of their own
 
 	mu    sync.Mutex
-	peers map[string]*peer // those that run
+	peers map[string]*peer // the running nodes
 }
 
-// peer is one node of it.
+// peer is one node of the fleet.
 type peer struct {
 	node   *Node
 	member *cluster.Member
 	conn   *jetstream.Conn
-	end    context.CancelFunc // of the member: it drains
-	gone   chan error         // it has left
+	end    context.CancelFunc // of the member: starts the drain
+	gone   chan error         // the end of the member
 	stop   func()
-	asked  context.Context // ends when it is not to be asked any more
+	asked  context.Context // ends before the node stops receiving queries
 	drop   context.CancelFunc
 }
 
@@ -152,7 +152,7 @@ func (f *fleet) start(name string) *peer {
 		done.Wait()
 		select {
 		case <-left:
-		case <-p.asked.Done(): // it has crashed: nobody waits until it gives up draining
+		case <-p.asked.Done(): // after a crash, do not wait for the end of the drain
 		}
 	})
 	f.Cleanup(p.stop)
@@ -167,7 +167,7 @@ func (f *fleet) start(name string) *peer {
 	return p
 }
 
-// drop takes a node out of those that can be asked.
+// drop excludes a node from further queries.
 func (f *fleet) drop(name string) *peer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -177,7 +177,7 @@ func (f *fleet) drop(name string) *peer {
 	return p
 }
 
-// drain ends a node as SIGTERM does: it goes when others have what it had.
+// drain ends a node like SIGTERM: the node leaves after other nodes have its partitions.
 func (f *fleet) drain(name string) {
 	f.Helper()
 	f.mu.Lock()
@@ -186,24 +186,24 @@ func (f *fleet) drain(name string) {
 	p.end()
 	select {
 	case err := <-p.gone:
-		if err != nil && !errors.Is(err, jetstream.ErrUnavailable) { // else its record stays until others find it dead
+		if err != nil && !errors.Is(err, jetstream.ErrUnavailable) { // the record stays then
 			f.Fatal(err)
 		}
 	case <-f.ctx.Done():
-		f.Fatalf("%s does not come to its end", name)
+		f.Fatalf("%s does not end", name)
 	}
 	f.drop(name)
 	p.stop()
 }
 
-// crash ends a node without a word.
+// crash ends a node without a drain.
 func (f *fleet) crash(name string) {
 	p := f.drop(name)
 	p.conn.Close()
 	go p.stop()
 }
 
-// grow publishes a few more blocks of a partition's worker.
+// grow publishes further blocks of a partition's worker.
 func (f *fleet) grow(p events.Partition) {
 	g := f.workers[p]
 	g.mu.Lock()
@@ -234,7 +234,7 @@ func (f *fleet) local(p events.Partition, i int) events.LocalHash {
 	return events.LocalHash(1_000_000*int(p) + i)
 }
 
-// anyone is a node that runs, as it knows the others.
+// anyone returns a random running node.
 func (f *fleet) anyone(rng *rand.Rand) *cluster.Member {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -242,9 +242,9 @@ func (f *fleet) anyone(rng *rand.Rand) *cluster.Member {
 	return f.peers[names[rng.IntN(len(names))]].member
 }
 
-// ask asks for a partition as another node would: those that a view says serve it, one after the other, until one does.
-// The answer must be whole, and reflect what was published before. Where nobody answers, the view may be of a time
-// before the partition changed hands: then a later one, of the same node, must be right.
+// ask queries a partition like another node: it tries the serving nodes of a view, one after the other, until one
+// answers. The answer must be complete and reflect all earlier acknowledged blocks. If no node answers, the view may
+// precede a move of the partition; a later view of the same node must then be right.
 func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 	g := f.workers[p]
 	g.mu.Lock()
@@ -258,7 +258,7 @@ func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 		q.Hashes = append(q.Hashes, uint64(f.local(p, i)))
 	}
 	const looks = 5
-	failed := map[*cluster.Member]uint64{} // the beat of a node's first view by which nobody answered
+	failed := map[*cluster.Member]uint64{} // the beat of a node's first view without an answer
 	for f.ctx.Err() == nil {
 		asker := f.anyone(rng)
 		view := asker.View()
@@ -270,7 +270,7 @@ func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 		if !before {
 			failed[asker] = view.Self.Heartbeat
 		} else if view.Self.Heartbeat >= first+looks {
-			f.Errorf("nobody answers for partition %d: %v", p, said)
+			f.Errorf("no node answers for partition %d: %v", p, said)
 			return
 		}
 		f.again.Add(1)
@@ -278,7 +278,7 @@ func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 	}
 }
 
-// askThose asks those that a view says serve a partition, whose worker has so many blocks or more.
+// askThose queries the nodes that serve a partition in a view. The partition's worker has at least this many blocks.
 func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, blocks int) (answered bool,
 	said []string) {
 	g, seq := f.workers[p], q.MinSeq[0].Seq
@@ -313,8 +313,8 @@ func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, b
 	return false, said
 }
 
-// settled waits until every partition is ready on two nodes, or on all if there are fewer, nobody has anything else,
-// all see the same, and replicas are equal.
+// settled waits until every partition is ready on two nodes, or on all if there are fewer, no other node has it, all
+// nodes have the same view, and replicas are equal.
 func (f *fleet) settled() {
 	f.Helper()
 	f.mu.Lock()
@@ -350,7 +350,7 @@ func (f *fleet) settled() {
 	f.Fatal(why)
 }
 
-// equal compares the replicas of each partition, once all that was published is applied.
+// equal compares the replicas of each partition after all published messages are applied.
 func (f *fleet) equal() {
 	f.Helper()
 	f.mu.Lock()
@@ -376,9 +376,9 @@ func (f *fleet) equal() {
 	}
 }
 
-// TestCluster has nodes join, drain, crash and come again on a real server, while workers publish and every partition
-// is asked for without a pause: each answer is whole, of exactly the partition, and reflects what was acknowledged
-// before it was asked for.
+// TestCluster makes nodes join, drain, crash and return on a real server, while workers publish and queries for every
+// partition run without pause. Each answer is complete, covers exactly its partition, and reflects all blocks
+// acknowledged before the query.
 func TestCluster(t *testing.T) {
 	f := newFleet(t)
 	for p := range events.Partition(fleetPartitions) {
@@ -423,7 +423,7 @@ func TestCluster(t *testing.T) {
 	f.settled()
 	f.drain("a")
 	f.settled()
-	f.start("c") // its old record is there
+	f.start("c") // its old record exists
 	f.settled()
 	close(quit)
 	busy.Wait()
@@ -438,8 +438,8 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// TestAnotherWritesTheSnapshots has a node that cannot write any: after three failures another that has the partitions
-// does, and both say so.
+// TestAnotherWritesTheSnapshots: one node cannot write snapshots. After three failures another node with the same
+// partitions writes them, and both report this.
 func TestAnotherWritesTheSnapshots(t *testing.T) {
 	f := newFleet(t)
 	small, err := jetstream.JoinNamespace(f.ctx, f.connect(), jetstream.NamespaceConfig{Name: "small",
@@ -487,7 +487,7 @@ func TestAnotherWritesTheSnapshots(t *testing.T) {
 	f.must(err)
 	told := 0
 	for _, problem := range status.Problems {
-		if in, _, is := strings.Cut(problem, ": "+snapshotLeft+"b"); is { // one problem for all of them
+		if in, _, is := strings.Cut(problem, ": "+snapshotLeft+"b"); is { // one problem for all partitions
 			var of cluster.Set
 			f.must(of.UnmarshalText([]byte(strings.TrimPrefix(in, "partitions "))))
 			told += of.Len()
@@ -498,7 +498,7 @@ func TestAnotherWritesTheSnapshots(t *testing.T) {
 	}
 }
 
-// TestStirred has a node that serves tell of the first worker in a partition, and say where it is.
+// TestStirred: a serving node announces the first worker of a partition, with its partition.
 func TestStirred(t *testing.T) {
 	f := newFleet(t)
 	snapshots, err := f.ns.EnsureSnapshots(f.ctx, jetstream.BucketConfig{})

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// TestDecodedIsCalledBeforeABatchIsApplied checks that each readable message is passed on once, decoded, before the
-// index has it. A message that is unreadable, of no rank or applied already is not.
+// TestDecodedIsCalledBeforeABatchIsApplied: each readable message is passed on once, decoded, before its application.
+// Unreadable messages, messages without a rank, and applied messages are not.
 func TestDecodedIsCalledBeforeABatchIsApplied(t *testing.T) {
 	x := radix.New(radix.Config{})
 	m := NewMachine(x, 1)

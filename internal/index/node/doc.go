@@ -1,36 +1,37 @@
-// Package node keeps the index of a namespace's partitions, all of them or those that the cluster assigns to it
-// (keep.go): it brings them back from their snapshots, applies the log that follows, answers queries, and writes
-// snapshots.
+// Package node keeps the index of a namespace's partitions: of all partitions, or of those that the cluster assigns to
+// the node (keep.go). The package restores partitions from snapshots, applies the log after the snapshot, answers
+// queries and writes snapshots.
 //
-// [Machine] decides what a message of the log means: which events of a rank are new, which incarnation is over, where
-// something is missing and the rank must be cleared. partition decides what the node does with one partition, and when:
-// restore, catch up, serve, ask for a resync, write a snapshot. Both are stepped and replayable. [Node] does the
-// waiting around them: each partition that is kept has an owner, a goroutine that does what the partition's phase asks
-// for.
+// [Machine] interprets the messages of the log: new events of a rank, the end of an incarnation, and gaps after which
+// the rank must be cleared. partition decides the node's next action for one partition: restore, catch up, serve,
+// request a resync, write a snapshot. Both are state machines without goroutines or clocks, so tests can replay them.
+// [Node] adds the waiting. Each kept partition has an owner, a goroutine that performs the action of the partition's
+// phase.
 //
 //	        restore                 read                      save
 //	bucket ─────────▶  owner   ◀──────────── log      saver ─────────▶ bucket
-//	                     │ work                         │ capture, export a little at a time
+//	                     │ work                         │ capture, then export in small steps
 //	                     ▼                              ▼
 //	                  writer of the partition's shard: owns its Machine and writes to its index
-//	                     │ View, how far each partition has come
+//	                     │ View, and the applied position of each partition
 //	                     ▼
-//	                  queries, in whatever goroutine, of all shards
+//	                  queries, in any goroutine, over all shards
 //
-// # Promises
+// # Guarantees
 //
-//  1. A partition's index is what its log says, from its first message or from a snapshot on, each message once.
-//  2. An answer reflects at least the places in the log that it names.
-//  3. A snapshot that cannot be used is passed over with a reason; whatever fails while one is written, those before
-//     stay whole.
-//  4. Where what was said before cannot be known any more, the partition says that it needs a resync, asks the shims
-//     for one (resync.go), and credits nobody with what it does not know.
+//  1. A partition's index reflects its log, from the first message or from a snapshot on, with each message applied
+//     once.
+//  2. An answer reflects at least the log positions in its partition list.
+//  3. A restore skips an unusable snapshot and reports the reason. If a write of a snapshot fails, earlier snapshots
+//     stay intact.
+//  4. If earlier events can no longer be read, the partition reports resync_needed and requests a resync from the shims
+//     (resync.go). The index then credits no rank with unconfirmed blocks.
 //
-// The exits of all states that a user sees are in internal/fleet/registry/DESIGN.md.
+// internal/fleet/registry/DESIGN.md lists how each state visible to users ends.
 //
-// Partitions are dealt out among shards ([Config.Shards], shards.go), each with an index, a machine, and one goroutine,
-// the writer, which owns both; everything else asks it through a bounded queue. Queries read the indexes and the node's
-// View, which do not wait for writers. What is said does not depend on how many shards there are, but for the memory
-// that an index takes. What an index is, is for pkg/radix; bytes of snapshots for pkg/snapshot; names and guarantees of
-// the log for pkg/jetstream.
+// Partitions are distributed over shards ([Config.Shards], shards.go). Each shard has an index, a machine and one
+// goroutine, the writer, which owns both. All other goroutines reach the writer through a bounded queue. Queries read
+// the indexes and the node's View without waiting for writers. The number of shards changes the memory of the index,
+// but no answer. pkg/radix defines the index, pkg/snapshot the bytes of snapshots, and pkg/jetstream the names and
+// guarantees of the log.
 package node

@@ -13,7 +13,7 @@ import (
 )
 
 // TestSnapshotStatesEnd: a partition whose snapshots failed, are left to another node, were deleted or wait for a
-// resync writes them again when the cause has ended.
+// resync writes snapshots again after the end of the cause.
 func TestSnapshotStatesEnd(t *testing.T) {
 	now := time.Now()
 	s := &serving{reading: &reading{kept: &kept{}}}
@@ -85,7 +85,8 @@ func TestCopiesProblemEnds(t *testing.T) {
 	}
 }
 
-// TestANodeBecomesReady: a node is ready once its partitions are assigned and all of them have caught up, and stays so.
+// TestANodeBecomesReady: a node is ready once its partitions are assigned and all of them have caught up, and stays
+// ready.
 func TestANodeBecomesReady(t *testing.T) {
 	reported := 0
 	away := partition{phase: &absent{}}
@@ -96,7 +97,7 @@ func TestANodeBecomesReady(t *testing.T) {
 		what     string
 		assigned bool
 		unready  int32
-		why      string // it is not ready; empty: it is
+		why      string // part of the error; empty: ready
 	}{
 		{"it starts", false, 2, "not known yet which partitions"},
 		{"its partitions are assigned", true, 2, "2 of 2 partitions are not restored"},

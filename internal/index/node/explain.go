@@ -6,17 +6,17 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// The bounds of an explanation: how many ranks it has, fewer for long prompts, and how many runs of blocks in all.
+// Limits of an explanation: the number of ranks, which is smaller for long prompts, and the total number of block runs.
 const (
 	maxPaths      = 256
 	minPaths      = 16
 	maxPathBlocks = 1 << 20 // ranks times blocks
 	maxPathRuns   = 8192
-	minPathRuns   = 8 // of one rank
+	minPathRuns   = 8 // for each rank
 )
 
-// explain gives the first ranks of an answer, in its order, the way along the prompt: where they hold what, and which
-// rule ended their prefix. What they hold of the prefix is that of the same moment then.
+// explain adds a path along the prompt to the first ranks of an answer, in the answer's order: the held blocks and the
+// rule that ended the prefix. The depths of these ranks are replaced, so that depths and path are of the same moment.
 func (f *finding) explain() error {
 	n, s, served, answer := f.n, f.s, f.served, f.answer
 	api.SortOverlaps(answer.Workers)
@@ -59,8 +59,8 @@ func (f *finding) explain() error {
 	return nil
 }
 
-// stopped names a rule. What is unknown behind the blocks that a shard knows may be known to another, of all of them
-// the most.
+// stopped returns the name of a rule. A block unknown to one shard may be known to another; inAny is the greatest
+// number of known blocks over all shards.
 func stopped(by radix.Stop, inShard, inAny uint32) string {
 	if by == radix.StopUnknown && inShard < inAny {
 		by = radix.StopAbsent
@@ -68,8 +68,8 @@ func stopped(by radix.Stop, inShard, inAny uint32) string {
 	return by.String()
 }
 
-// pathOf is a rank's way, which ended by a rule, with equal blocks that follow each other as one run, of which there
-// are most at the most.
+// pathOf returns the path of a rank, with stop as the rule that ended it. Successive equal blocks form one run, and the
+// path has at most this many runs.
 func pathOf(p *radix.RankPath, stop string, most int) *api.Path {
 	path := &api.Path{Stop: stop, Behind: p.Behind}
 	if p.Stop == radix.StopGroup {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// TestPathOf unfolds the runs of random paths again, block by block.
+// TestPathOf expands the runs of random paths again, block by block.
 func TestPathOf(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 7))
 	for range 2000 {
@@ -56,8 +56,8 @@ func TestPathOf(t *testing.T) {
 	}
 }
 
-// TestExplainedAnswer: an explained answer credits what the plain one does, and its paths say so block by block; ranks
-// that hold nothing are there too.
+// TestExplainedAnswer: an explained answer has the depths of the plain one, its paths agree block by block, and it
+// includes ranks without blocks.
 func TestExplainedAnswer(t *testing.T) {
 	w := newSite(t)
 	w.start()

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// figures are what a shard's writer has counted, or the sum of these. They do not change once they are published.
+// figures are the counts of one shard's writer, or the sum over shards. Published figures do not change.
 type figures struct {
 	index    api.IndexStatus
 	events   map[string]uint64
@@ -19,29 +19,29 @@ type figures struct {
 	applied  Applied
 }
 
-// Applied says what was applied to the index since the node started.
+// Applied counts the events applied to the index since the node started.
 type Applied struct {
 	Events map[EventClass]uint64
 	Ages   Ages // of messages of partitions that served; see [Ages]
 }
 
-// EventClass is what tells events apart in Applied. Tier is AllTiers for an event that clears all of them.
+// EventClass is the key of the counts in Applied. Tier is AllTiers for an event that clears all tiers.
 type EventClass struct {
-	Source string // how the engine speaks, as its shim registered it; UnknownSource before it has
+	Source string // the engine's protocol, as registered by its shim; UnknownSource before the registration
 	Kind   events.Kind
 	Tier   events.Tier
 }
 
-// UnknownSource is the source of events whose shim is not registered, or not yet.
+// UnknownSource is the source of events from a shim that has not registered.
 const UnknownSource = "unknown"
 
-// maxSources bounds the sources that are told apart; the events of others count as UnknownSource's.
+// maxSources limits the number of separate sources. Events of further sources count under UnknownSource.
 const maxSources = 16
 
-// tally counts a source's events by kind and tier.
+// tally counts the events of one source by kind and tier.
 type tally [events.Cleared + 1][events.NumTiers + 1]uint64
 
-// tallyOf returns where events of a rank are counted.
+// tallyOf returns the tally for the events of a rank.
 func (m *Machine) tallyOf(key events.RankKey) *tally {
 	source := m.source(key)
 	if m.tallies[source] == nil && (source == "" || len(m.tallies) >= maxSources) {
@@ -55,8 +55,8 @@ func (m *Machine) tallyOf(key events.RankKey) *tally {
 	return t
 }
 
-// figures sums up what there is, of which stats is a count. Ranks whose shims have registered since are counted under
-// their sources from now on.
+// figures returns the machine's counts together with stats, a count of the index. Ranks of shims that have registered
+// since the last call count under their source from then on.
 func (m *Machine) figures(stats radix.Stats) *figures {
 	f := &figures{
 		index: api.IndexStatus{
@@ -85,7 +85,7 @@ func (m *Machine) figures(stats radix.Stats) *figures {
 	return f
 }
 
-// add adds what another shard has counted, whose partitions these are.
+// add adds the figures of another shard with these partitions.
 func (f *figures) add(of *figures, partitions []events.Partition) {
 	if f.events == nil {
 		*f = figures{events: map[string]uint64{}, ranks: make([]int, len(of.ranks)),
@@ -114,21 +114,22 @@ func (f *figures) add(of *figures, partitions []events.Partition) {
 	f.applied.Ages.join(&of.applied.Ages)
 }
 
-// AgeBounds are the upper bounds of the classes of Ages.
+// AgeBounds are the upper bounds of the buckets of Ages.
 var AgeBounds = [...]time.Duration{
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
 	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second,
 	2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute,
 }
 
-// Ages says how long messages were under way from the log, by the clock of its server, to the index, by this host's.
+// Ages is a histogram of the time between the log and the index for each message: from the clock of the log's server to
+// the clock of this host.
 type Ages struct {
-	Counts [len(AgeBounds) + 1]uint64 // by AgeBounds, each bound included; the last has no bound
+	Counts [len(AgeBounds) + 1]uint64 // by AgeBounds, each bound included; the last bucket has no bound
 	Sum    time.Duration
 }
 
 func (a *Ages) add(age time.Duration) {
-	age = max(age, 0) // clocks differ
+	age = max(age, 0) // the clocks may differ
 	i, _ := slices.BinarySearch(AgeBounds[:], age)
 	a.Counts[i]++
 	a.Sum += age
@@ -141,7 +142,7 @@ func (a *Ages) join(b *Ages) {
 	a.Sum += b.Sum
 }
 
-// applied notes that messages of a partition that serves are applied.
+// applied records the ages of messages of a serving partition, after their application.
 func (m *Machine) applied(msgs []jetstream.Message, now time.Time) {
 	at := now.UnixMilli()
 	for i := range msgs {
@@ -151,8 +152,8 @@ func (m *Machine) applied(msgs []jetstream.Message, now time.Time) {
 	}
 }
 
-// How the writer counts by itself: so many nodes of the index at a time, each time at most 1 % of its own time, and
-// all of them once a second at most.
+// Limits of the writer's periodic census: the number of index nodes in one step, the inverse of the writer's share of
+// time for it (1 %), and the minimum pause between complete counts.
 const (
 	censusPart  = 1 << 14
 	censusShare = 100

@@ -10,14 +10,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// A scrape is answered while the writer is at work, more often than its queue could take.
-func TestNobodyWaitsForAScrape(t *testing.T) {
+// TestScrapesDoNotWait: a scrape needs no writer, so more scrapes succeed than the busy writer's queue could hold.
+func TestScrapesDoNotWait(t *testing.T) {
 	w := newSite(t)
 	w.start()
 	w.startShim()
 	w.grow(3)
 	want := w.awaitAll()
-	for { // until the writer has counted what is there
+	for { // until the writer has counted the blocks
 		if s, _ := w.node.Recent(); s.Index.Blocks == want.Index.Blocks {
 			break
 		}
@@ -35,7 +35,7 @@ func TestNobodyWaitsForAScrape(t *testing.T) {
 		})
 	}()
 	<-at
-	for range 2 * cap(w.node.shards[0].work) { // more than fit into the queue
+	for range 2 * cap(w.node.shards[0].work) { // more than the queue can hold
 		if s, _ := w.node.Recent(); s.Index.Blocks != want.Index.Blocks || s.Index.Distinct != want.Index.Distinct ||
 			s.Partitions[0].Ranks != 1 {
 			t.Fatalf("got %+v, want %+v", s.Index, want.Index)
@@ -45,7 +45,7 @@ func TestNobodyWaitsForAScrape(t *testing.T) {
 	w.must(<-left)
 }
 
-// Events are counted by source, kind and tier; under a source from when it is known.
+// TestEventsAreCounted: events are counted by source, kind and tier, and under a source after its registration.
 func TestEventsAreCounted(t *testing.T) {
 	m := NewMachine(radix.New(radix.Config{}), 1)
 	known := map[events.RankKey]string{{Instance: "a"}: "vllm"}
@@ -98,7 +98,7 @@ func TestAges(t *testing.T) {
 	}
 }
 
-// An index that is counted in parts has what one has that is counted at once.
+// TestCountingInParts: a count in parts equals a count at once.
 func TestCountingInParts(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -107,7 +107,7 @@ func TestCountingInParts(t *testing.T) {
 	w.awaitAll()
 	w.must(w.node.do(context.Background(), 0, func(m *Machine) {
 		var c radix.Census
-		for range 2 { // it begins anew
+		for range 2 { // the census starts again
 			parts := 0
 			got, done := m.index.Count(&c, 1)
 			for ; !done; got, done = m.index.Count(&c, 1) {

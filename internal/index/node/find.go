@@ -19,28 +19,28 @@ import (
 
 type scratch struct {
 	locals  []events.LocalHash
-	allowed []radix.RankSet // by shard, like the next
+	allowed []radix.RankSet // by shard, like holding
 	holding []radix.RankSet // the ranks of the answer
 	answer  radix.Answer
 	names   []events.BlockHash // the query's engine hashes
 	named   radix.Named
 	sets    []radix.TierSet // of Query.Within
 
-	reflected []at
-	looked    cluster.Set // partitions that the answer is of
-	some      bool        // not all of the node's partitions are
+	reflected []progress
+	looked    cluster.Set // the partitions of the answer
+	some      bool        // the answer excludes some partitions of the node
 }
 
-// The parts of a query, for Metrics.Stage.
+// Parts of a query, for Metrics.Stage.
 const (
-	StageHash  = "hash"  // of a prompt's tokens
-	StageIndex = "index" // the look-up in this node's index
-	StageStore = "store" // what a store that workers share is waited for
+	StageHash  = "hash"  // hashing of a prompt's tokens
+	StageIndex = "index" // the lookup in this node's index
+	StageStore = "store" // the wait for a shared store
 )
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// Find answers a query from this node's index. Any goroutine may call it.
+// Find answers a query from this node's index. It is safe for concurrent use.
 func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if err := n.reach(ctx, q); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	return f.merge(ctx, shared)
 }
 
-// reach waits until this node has applied the places in the log that a query names.
+// reach waits until this node has applied the log positions named by a query.
 func (n *Node) reach(ctx context.Context, q *api.Query) error {
 	for _, p := range q.Partitions {
 		if int(p) >= len(n.parts) {
@@ -74,21 +74,21 @@ func (n *Node) reach(ctx context.Context, q *api.Query) error {
 	return nil
 }
 
-// finding is one query on its way through Find: open chooses the ranks, match searches the index, filter removes the
-// ranks of partitions that were emptied meanwhile, and merge completes the answer.
+// finding is the state of one query in Find: open selects the ranks, match searches the index, filter removes the ranks
+// of partitions emptied during the search, and merge completes the answer.
 type finding struct {
 	n *Node
 	q *api.Query
 	s *scratch
 
 	// Set by open.
-	lapses  uint64             // of the node, before the view was read
-	missing []events.Partition // those of the query that do not serve
+	lapses  uint64             // of the node, read before the view
+	missing []events.Partition // partitions of the query that do not serve
 	view    *View
 	served  *Served
 
-	// lookaheads are the ways of hashing to search with. With perRank, a rank counts only by hashes of its own way.
-	// There are none if the answer is empty for the answer's Reason.
+	// lookaheads are the lookaheads to hash with. With perRank, a rank counts only for hashes with its own lookahead.
+	// The list is nil if the answer is empty for the answer's Reason.
 	lookaheads []uint32
 	perRank    bool
 
@@ -97,8 +97,8 @@ type finding struct {
 	allowed []radix.RankSet // by shard; nil: all
 }
 
-// open reads the view of the index and chooses the model's ranks in it. The progress of the partitions is read before
-// the view, and both before the index: the answer reflects at least this progress.
+// open reads the view of the index and selects the model's ranks. The progress of the partitions is read before the
+// view, and the view before the index, so the answer reflects at least this progress.
 func (f *finding) open() error {
 	n, q := f.n, f.q
 	f.lapses = n.lapses.Load()
@@ -116,8 +116,8 @@ func (f *finding) open() error {
 	return nil
 }
 
-// unserved returns the error of a query of which no rank of the view may be asked. A partition that does not serve may
-// have such ranks.
+// unserved returns the error for a query without usable ranks in the view. A partition that does not serve may have
+// such ranks.
 func (f *finding) unserved(err *api.Error) error {
 	if len(f.q.Partitions) > 0 {
 		err.Missing = f.missing
@@ -130,8 +130,8 @@ func (f *finding) unserved(err *api.Error) error {
 	return err
 }
 
-// match searches the index and adds the ranks that hold blocks of the prompt to the answer. It returns the question to
-// the shared store, which is open meanwhile.
+// match searches the index and adds the ranks with blocks of the prompt to the answer. It also starts the question to
+// the shared store, which runs at the same time, and returns that question.
 func (f *finding) match(ctx context.Context) (*L3Question, error) {
 	n, q, s := f.n, f.q, f.s
 	begun := time.Now()
@@ -169,7 +169,7 @@ func (f *finding) match(ctx context.Context) (*L3Question, error) {
 			}
 		}
 		for _, shard := range f.served.Shards {
-			found, err := s.match(n.shards[shard].index, q, f.served.Space, of(f.allowed, shard))
+			found, err := s.match(n.shards[shard].index, q, f.served.Space, shardSet(f.allowed, shard))
 			if err != nil {
 				return nil, err
 			}
@@ -180,7 +180,7 @@ func (f *finding) match(ctx context.Context) (*L3Question, error) {
 	return shared, nil
 }
 
-// add adds the ranks that were found in a shard by hashes of a lookahead to the answer.
+// add adds the ranks found in a shard with one lookahead to the answer.
 func (f *finding) add(found *radix.Answer, shard int, lookahead uint32) {
 	q, s, answer := f.q, f.s, f.answer
 	answer.Workers = slices.Grow(answer.Workers, len(found.Ranks))
@@ -213,8 +213,8 @@ func (f *finding) add(found *radix.Answer, shard int, lookahead uint32) {
 	}
 }
 
-// filter removes the ranks of partitions that have ceased to serve since open: they may have been emptied while the
-// index was searched.
+// filter removes the ranks of partitions that have ceased to serve since open, because the partition may have been
+// emptied during the search.
 func (f *finding) filter() {
 	if f.n.lapses.Load() == f.lapses {
 		return
@@ -226,8 +226,7 @@ func (f *finding) filter() {
 	})
 }
 
-// merge completes the answer: the progress that it reflects, idle ranks, explanations, and the blocks of the shared
-// store.
+// merge completes the answer: the reflected progress, idle ranks, explanations and the blocks of the shared store.
 func (f *finding) merge(ctx context.Context, shared *L3Question) (*api.Answer, error) {
 	n, q, s, answer := f.n, f.q, f.s, f.answer
 	s.reflects(answer, q, f.served, f.missing)
@@ -258,14 +257,14 @@ func (f *finding) merge(ctx context.Context, shared *L3Question) (*api.Answer, e
 	return answer, nil
 }
 
-// stage tells how long a part of a query took that ends now.
+// stage records the duration of a part of a query that ends now.
 func (n *Node) stage(ctx context.Context, stage string, begun time.Time) (now time.Time) {
 	now = time.Now()
 	n.cfg.Metrics.Stage(ctx, stage, now.Sub(begun))
 	return now
 }
 
-// match asks the index for what ranks hold of the query's blocks.
+// match searches the index for the query's blocks.
 func (s *scratch) match(x *radix.Index, q *api.Query, space uint32, allowed *radix.RankSet) (*radix.Answer, error) {
 	s.sets = s.sets[:0]
 	for _, within := range q.Within {
@@ -292,11 +291,10 @@ func (s *scratch) match(x *radix.Index, q *api.Query, space uint32, allowed *rad
 	return &s.named.Answer, nil
 }
 
-// asGiven is for a query whose blocks are hashed already.
+// asGiven is the list of lookaheads for a query with hashed blocks.
 var asGiven = []uint32{0}
 
-// hash makes the local hashes of a query's blocks: of its tokens, as an engine that reads so far ahead hashes them, or
-// those given.
+// hash computes the local hashes of the query's blocks for a lookahead, or copies the hashes of the query.
 func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 	s.locals = s.locals[:0]
 	if q.Tokens == nil {
@@ -318,7 +316,7 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 // noRanks is an empty iterator.
 func noRanks(func(*RankOfView) bool) {}
 
-// idle iterates over the ranks that may serve a query and hold nothing of its prompt.
+// idle iterates over the ranks that may serve a query and hold no block of its prompt.
 func (s *scratch) idle(served *Served, allowed []radix.RankSet) iter.Seq[*RankOfView] {
 	return func(yield func(*RankOfView) bool) {
 		for _, r := range served.Ranks {
@@ -329,8 +327,8 @@ func (s *scratch) idle(served *Served, allowed []radix.RankSet) iter.Seq[*RankOf
 	}
 }
 
-// look records which of the partitions that are asked for (all, if none are named) serve, and returns the others.
-// Whether those have workers of a model is not known then.
+// look records the serving partitions among the named ones, or among all if named is empty, and returns the others. The
+// returned partitions may have workers of the model.
 func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
 	clear(s.looked)
 	s.some = len(named) > 0
@@ -348,7 +346,7 @@ func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
 	return missing
 }
 
-// lapsed moves the partitions that have ceased to serve since they were looked at to the missing ones.
+// lapsed moves the partitions that have ceased to serve since look to missing.
 func (n *Node) lapsed(s *scratch, missing []events.Partition) []events.Partition {
 	for p, now := range n.progress(nil) {
 		p := events.Partition(p)
@@ -376,10 +374,10 @@ func (s *scratch) reflects(answer *api.Answer, q *api.Query, served *Served, mis
 	}
 }
 
-// sees reports whether a rank is of a partition that was looked at.
+// sees reports whether a rank's partition is part of the answer.
 func (s *scratch) sees(r *RankOfView) bool { return !s.some || s.looked.Has(r.Partition) }
 
-// registered returns the registered block size of a model; 0 if none is known.
+// registered returns the registered block size of a model; 0 if there is none.
 func (n *Node) registered(model string) uint32 {
 	if n.cfg.BlockSize == nil {
 		return 0
@@ -387,9 +385,9 @@ func (n *Node) registered(model string) uint32 {
 	return n.cfg.BlockSize(model)
 }
 
-// of lists what serves a model. If a block size is registered, ranks that state another one are left out: they are no
-// workers of the model that others have.
-func (v *View) of(model string, registered uint32) []*Served {
+// sizesOf lists the block sizes of a model, each with its ranks. If a block size is registered, ranks with another size
+// are excluded: their workers do not match the model.
+func (v *View) sizesOf(model string, registered uint32) []*Served {
 	list := v.Models[model]
 	if registered == 0 {
 		return list
@@ -403,7 +401,7 @@ func (v *View) of(model string, registered uint32) []*Served {
 }
 
 func (v *View) serving(q *api.Query, registered uint32) (*Served, *api.Error) {
-	list := v.of(q.Model, registered)
+	list := v.sizesOf(q.Model, registered)
 	if len(list) == 0 {
 		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q%s", q.Model, v.known())
 	}
@@ -427,15 +425,15 @@ func (v *View) serving(q *api.Query, registered uint32) (*Served, *api.Error) {
 		strings.Join(sizes, ", "))
 }
 
-// BlockSizes are those of a model's workers in the partitions that this node keeps, ascending.
+// BlockSizes returns the block sizes of a model's workers in the partitions of this node, ascending.
 func (n *Node) BlockSizes(model string) (sizes []uint32) {
-	for _, s := range n.view().of(model, n.registered(model)) {
+	for _, s := range n.view().sizesOf(model, n.registered(model)) {
 		sizes = append(sizes, s.BlockSize)
 	}
 	return sizes
 }
 
-// known lists a few of the models, for an error message.
+// known lists some of the models for an error message.
 func (v *View) known() string {
 	names := slices.Sorted(maps.Keys(v.Models))
 	switch {
@@ -447,8 +445,8 @@ func (v *View) known() string {
 	return "; known: " + strings.Join(names, ", ")
 }
 
-// allow makes the sets of ranks, by shard, that a query is restricted to; nil stands for all. some is false if none is
-// left.
+// allow returns the sets of ranks, by shard, to which a query is restricted; nil means all ranks. some is false if no
+// rank remains.
 func (n *Node) allow(s *scratch, workers []events.WorkerID, served *Served) (sets []radix.RankSet, some bool) {
 	if len(workers) == 0 {
 		return nil, true
@@ -464,13 +462,13 @@ func (n *Node) allow(s *scratch, workers []events.WorkerID, served *Served) (set
 	return s.allowed, some
 }
 
-// search returns the index of the first rank that is not before key, and whether it is key.
+// search returns the index of the first rank that is not less than key, and whether that rank is key.
 func (s *Served) search(key events.RankKey) (i int, found bool) {
 	return slices.BinarySearchFunc(s.Ranks, key,
 		func(r *RankOfView, key events.RankKey) int { return r.Key.Compare(key) })
 }
 
-// rank returns the rank of a key; nil if there is none.
+// rank returns the rank with a key; nil if there is none.
 func (s *Served) rank(key events.RankKey) *RankOfView {
 	if i, found := s.search(key); found {
 		return s.Ranks[i]
@@ -478,7 +476,7 @@ func (s *Served) rank(key events.RankKey) *RankOfView {
 	return nil
 }
 
-// cleared is so many empty sets, in memory that was used before.
+// cleared returns n empty sets and reuses the memory of sets.
 func cleared(sets []radix.RankSet, n int) []radix.RankSet {
 	for len(sets) < n {
 		sets = append(sets, radix.RankSet{})
@@ -489,8 +487,8 @@ func cleared(sets []radix.RankSet, n int) []radix.RankSet {
 	return sets
 }
 
-// of is a shard's of some sets; nil, for all ranks, if there are none.
-func of(sets []radix.RankSet, shard int) *radix.RankSet {
+// shardSet returns a shard's element of sets; nil, which means all ranks, if sets is nil.
+func shardSet(sets []radix.RankSet, shard int) *radix.RankSet {
 	if sets == nil {
 		return nil
 	}

@@ -17,10 +17,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// TestWhatCannotBeSeenIsNamed: while a partition is restored anew the node does not know which workers are in it. An
-// answer says so, whether or not ranks of the partition are still known, and a model that only it may serve is not
-// called unknown.
-func TestWhatCannotBeSeenIsNamed(t *testing.T) {
+// TestMissingPartitionsAreListed: while a partition is restored again, the node does not have its workers. An answer
+// lists the partition as missing, whether or not some of its ranks remain. A model that only this partition may serve
+// is not reported as unknown.
+func TestMissingPartitionsAreListed(t *testing.T) {
 	w := newSite(t)
 	w.start()
 	defer w.stopNode()
@@ -54,9 +54,9 @@ func TestWhatCannotBeSeenIsNamed(t *testing.T) {
 	}
 }
 
-// TestQueriesReadAheadAsEnginesDo: workers of one model whose engines hash tokens beyond a block, some none, some one,
-// some three, are found by the same tokens, each as far as it holds them; so are they by hashes made as theirs are, and
-// after a restart.
+// TestQueriesReadAheadAsEnginesDo: workers of one model whose engines hash zero, one or three tokens beyond a block are
+// found by the same tokens, each with its held blocks. Hashes with a worker's lookahead find it too, also after a
+// restart.
 func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -73,7 +73,7 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 	type worker struct {
 		name   events.WorkerID
 		ahead  uint32
-		tokens int // of the prompt that it computed
+		tokens int // of the worker's prompt
 		hasher *events.Hasher
 	}
 	workers := []worker{{"plain", 0, 40, nil}, {"eagle", 1, 41, nil}, {"eagle, shorter", 1, 24, nil},
@@ -127,7 +127,7 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 				if a.Blocks != n/4 {
 					t.Fatalf("%d tokens are %d blocks", n, a.Blocks)
 				}
-				// Another node asks the same by hashes, and may want to know of those too that hold nothing.
+				// Another node sends the same query with hashes, with or without idle ranks.
 				q := &api.Query{Model: "m", MinSeq: at}
 				for _, k := range []worker{workers[0], workers[1], workers[3]} {
 					h := api.Hashed{Lookahead: k.ahead}
@@ -182,8 +182,8 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 	check()
 }
 
-// TestAnswersHaveDeviceMemory: answers to other nodes, and to callers in the process, say how many blocks a rank holds,
-// and from how many on it evicts. Answers to clients do not.
+// TestAnswersHaveDeviceMemory: answers to other nodes, and to callers in the process, have a rank's number of blocks
+// and its eviction threshold. Answers to clients do not.
 func TestAnswersHaveDeviceMemory(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -220,8 +220,8 @@ func TestAnswersHaveDeviceMemory(t *testing.T) {
 	}
 }
 
-// TestFindDropsLapsedPartitions checks a query during which one of two partitions ceases to serve: its rank may have
-// been emptied under the search, so the answer lacks the rank and names the partition.
+// TestFindDropsLapsedPartitions: one of two partitions ceases to serve during a query. Its rank may have been emptied
+// during the search, so the answer lacks the rank and lists the partition as missing.
 func TestFindDropsLapsedPartitions(t *testing.T) {
 	server := natskit.Start(t, natsserver.Options{Listen: "127.0.0.1:0"})
 	conn := natskit.Connect(t, server)

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// publishAs publishes one batch of eight blocks as whichever rank, model and block size.
+// publishAs publishes one batch of eight blocks with any rank, model and block size.
 func (w *site) publishAs(key events.RankKey, model string, blockSize uint32) {
 	w.Helper()
 	subject := fmt.Sprintf("kv.v1.test.ev.0.%s.%d", key.Instance, key.Rank)
@@ -22,8 +22,8 @@ func (w *site) publishAs(key events.RankKey, model string, blockSize uint32) {
 	w.must(err)
 }
 
-// TestOtherBlockSize: a batch that states another block size for a model than the registered one changes no answer. It
-// is counted and named in the status. The registered size may change.
+// TestOtherBlockSize: a batch with another block size than the model's registered one changes no answer. The status
+// counts it and names its rank. The registered size may change.
 func TestOtherBlockSize(t *testing.T) {
 	w := newSite(t)
 	var registered atomic.Uint32
@@ -72,14 +72,14 @@ func TestOtherBlockSize(t *testing.T) {
 	if _, err := w.node.Find(w.ctx, &api.Query{Model: "unregistered", Tokens: w.prompt}); err != nil {
 		t.Errorf("a model without a registered size: %v", err)
 	}
-	registered.Store(65535) // forgotten, and registered anew
+	registered.Store(65535) // forgotten, and registered again
 	if a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt}); err != nil || a.BlockSize != 65535 {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
 
-// TestRanksBeyond: events of ranks beyond the limit are skipped and counted, and take no memory. Those that a snapshot
-// of an earlier release has are dropped when it is restored.
+// TestRanksBeyond: events of ranks beyond the limit are skipped and counted, and use no memory. A restore drops such
+// ranks of an earlier release's snapshot.
 func TestRanksBeyond(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -105,7 +105,7 @@ func TestRanksBeyond(t *testing.T) {
 	}
 }
 
-// info is the last sequence of the log.
+// info returns the last sequence of the log.
 func (w *site) info() events.StreamSeq {
 	w.Helper()
 	info, err := w.ns.StreamInfo(w.ctx, 0)

@@ -10,33 +10,33 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// freshness is how old what a partition's answers reflect may be.
+// freshness records the age of a partition's answers.
 //
-// A log that was read to its end a moment ago is current, unless it rejects writes: then shims buffer what engines have
-// announced since, and the log is as old as the last time at which it was known to take messages.
+// A log read to its end a moment ago is current, unless it rejects writes. Shims then buffer new events, so the age
+// counts from the last time at which the log accepted messages.
 type freshness struct {
-	readTo   time.Time // when the log was last known to have nothing that is not applied
-	writable time.Time // when it was last known to take messages
-	refused  bool      // it takes none now
+	readTo   time.Time // when all messages of the log were last known to be applied
+	writable time.Time // when the log was last known to accept messages
+	refused  bool      // the log rejects messages now
 }
 
 // Times of staleness.
 const (
-	endsEvery = 500 * time.Millisecond // the least time between two proofs of having read to the end
+	endsEvery = 500 * time.Millisecond // the minimum time between two reports of the log's end
 
-	// justNow is the age up to which what is known counts as current. The server sends something every second; after
-	// three seconds of silence a reader reports trouble.
+	// justNow is the greatest age that counts as current. The server sends a message every second, and a reader reports
+	// trouble after three seconds of silence.
 	justNow = 3 * time.Second
 )
 
-// behindAfter is for how long messages of the log may be not applied before a partition counts as far behind.
+// behindAfter is the time with unapplied messages after which a partition counts as far behind.
 const behindAfter = 5 * time.Second
 
-// ageCheck is how often ages and lags are measured.
+// ageCheck is the interval of the measurements of ages and lags.
 const ageCheck = 250 * time.Millisecond
 
-// watchAge measures how far partitions are behind, and whether anything is old enough that queries must compute its
-// age, until ctx ends.
+// watchAge measures until ctx ends how far partitions are behind, and whether any is so old that queries must compute
+// its age.
 func (n *Node) watchAge(ctx context.Context) {
 	loop.Every(ctx, ageCheck, func(now time.Time) {
 		aged := false
@@ -47,7 +47,7 @@ func (n *Node) watchAge(ctx context.Context) {
 	})
 }
 
-// tick measures how far a partition is behind its log, and reports whether what is known of it is old.
+// tick measures how far a partition is behind its log, and reports whether its answers are old.
 func (n *Node) tick(now time.Time, p events.Partition) (aged bool) {
 	applied := n.applied(p)
 	n.step(p, func(pt *partition) effects {
@@ -57,7 +57,7 @@ func (n *Node) tick(now time.Time, p events.Partition) (aged bool) {
 	return aged
 }
 
-// asOf is the time that answers reflect; zero: not known.
+// asOf returns the time that answers reflect; zero: unknown.
 func (f *freshness) asOf() time.Time {
 	if f.refused && f.writable.Before(f.readTo) {
 		return f.writable
@@ -65,8 +65,8 @@ func (f *freshness) asOf() time.Time {
 	return f.readTo
 }
 
-// age is how old what is known is, in milliseconds; 0: it is current. began is when the node started; before that
-// nothing was known.
+// age returns the age of the answers in milliseconds; 0: current. began is the start of the node, the upper limit of
+// the age.
 func (f *freshness) age(now, began time.Time) uint64 {
 	if d := min(now.Sub(f.asOf()), now.Sub(began)); d > justNow {
 		return uint64(d.Milliseconds())
@@ -80,13 +80,13 @@ func (f *freshness) measured(at time.Time, refused bool) {
 	}
 }
 
-// inWords is an age for people.
+// inWords formats an age in milliseconds.
 func inWords(ms uint64) string {
 	return (time.Duration(ms) * time.Millisecond).Round(time.Second).String()
 }
 
-// Warnings say for people, a line each, what answers lack though the node is ready: partitions that do not serve, of
-// which what is known is old, or that need a resync. Any goroutine may call it.
+// Warnings describes, one line each, the gaps in the answers of a ready node: partitions that do not serve, that are
+// old, or that need a resync. It is safe for concurrent use.
 func (n *Node) Warnings() (list []string) {
 	now := time.Now()
 	for p, o := range n.parts {
@@ -110,17 +110,17 @@ func (n *Node) Warnings() (list []string) {
 	return list
 }
 
-// lag measures for how long messages of a log have not been applied, by this process's clock alone.
+// lag measures how long messages of a log have been unapplied, by this process's clock alone.
 type lag struct {
-	target events.StreamSeq // the log's end at since; 0: all of it was applied
+	target events.StreamSeq // the log's end at since; 0: all messages were applied
 	since  time.Time
-	took   time.Duration // how long it was until the target before was reached
+	took   time.Duration // the time until the previous target was reached
 }
 
 // unreachable is a target beyond every log.
 const unreachable = ^events.StreamSeq(0)
 
-// measure updates the lag, and returns it. A log that cannot be read may have any messages.
+// measure updates the lag and returns it. An unreadable log may have any number of messages.
 func (l *lag) measure(now time.Time, applied, last events.StreamSeq, unreadable bool) time.Duration {
 	if unreadable {
 		last = unreachable

@@ -31,7 +31,7 @@ func TestFreshness(t *testing.T) {
 	}
 }
 
-// find asks and returns what is said of the one partition.
+// find sends a query and returns the status of its one partition.
 func (w *site) find() api.PartitionStatus {
 	w.Helper()
 	a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt})
@@ -42,7 +42,7 @@ func (w *site) find() api.PartitionStatus {
 	return a.Partitions[0]
 }
 
-// until asks until what is said of the partition is as wanted.
+// until repeats a query until the partition's status fulfils is.
 func (w *site) until(what string, is func(api.PartitionStatus) bool) api.PartitionStatus {
 	w.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
@@ -77,7 +77,8 @@ func (w *site) says() (problems, notes string) {
 	return strings.Join(s.Problems, "\n"), strings.Join(w.node.Warnings(), "\n")
 }
 
-// While NATS is away answers say for how long nothing was heard of the log; when it is back they are of now.
+// TestAnswersGrowOldWithoutNATS: while NATS is down, answers have the age of the last report of the log. After its
+// return they are current.
 func TestAnswersGrowOldWithoutNATS(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -113,10 +114,10 @@ func TestAnswersGrowOldWithoutNATS(t *testing.T) {
 	w.awaitAll()
 }
 
-// A log that takes nothing grows old though it is read to its end.
+// TestAnswersGrowOldWhileTheLogTakesNothing: a log that rejects writes grows old although it is read to its end.
 func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
 	w := newSite(t)
-	w.room = time.Hour // nobody looks but the test
+	w.room = time.Hour // only the test measures
 	w.start()
 	w.startShim()
 	w.grow(3)
@@ -133,7 +134,7 @@ func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
 	w.until("fresh again", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
 }
 
-// Answers name a partition that needs a resync, until its shims have repeated what they hold.
+// TestAnswersNameResync: answers list a partition that needs a resync, until its shims have repeated their blocks.
 func TestAnswersNameResync(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -143,7 +144,7 @@ func TestAnswersNameResync(t *testing.T) {
 	if w.find().ResyncNeeded {
 		t.Error("resync needed of a whole log")
 	}
-	stop() // so that nobody can say again what was lost
+	stop() // no shim can repeat the lost blocks
 	w.node.step(0, func(pt *partition) effects {
 		pt.reading().need = pt.newNeed("a test")
 		return effects{}
@@ -162,11 +163,11 @@ func TestAnswersNameResync(t *testing.T) {
 	w.awaitAll()
 }
 
-// What is lost between the log and the index is found, counted, said, and read again: when something follows it, and
-// when nothing does.
-func TestWhatIsLostOnTheWayIsReadAgain(t *testing.T) {
-	t.Parallel() // else its cases are waited for before any other test begins
-	for name, follows := range map[string]bool{"something follows": true, "nothing follows": false} {
+// TestLostMessagesAreReadAgain: messages lost between the log and the index are detected, counted, reported and read
+// again, with and without later messages.
+func TestLostMessagesAreReadAgain(t *testing.T) {
+	t.Parallel() // otherwise its cases delay all other tests
+	for name, follows := range map[string]bool{"with later messages": true, "without later messages": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newSite(t)
 			w.start()
@@ -188,17 +189,17 @@ func TestWhatIsLostOnTheWayIsReadAgain(t *testing.T) {
 				return problems == ""
 			})
 			if s.Resyncs.Asked != 0 {
-				t.Error("shims were asked, and the log has it all")
+				t.Error("the shims received a request although the log is complete")
 			}
 		})
 	}
 }
 
-// lose takes away the first messages that come to the writer once something was done.
+// lose removes the first messages for the writer after done.
 func (w *site) lose(done func()) {
 	w.Helper()
 	lost := false
-	w.must(w.node.do(w.ctx, 0, func(*Machine) { // the writer does nothing else meanwhile
+	w.must(w.node.do(w.ctx, 0, func(*Machine) { // the writer is blocked meanwhile
 		done()
 		for !lost {
 			select {
@@ -213,6 +214,6 @@ func (w *site) lose(done func()) {
 		}
 	}))
 	if !lost {
-		w.Fatal("nothing came that could be lost")
+		w.Fatal("no messages to lose")
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestHybridModelsAreAnsweredAsTheirEnginesReuse: what workers of a hybrid model are credited with is what each group
-// has what it needs of; what is not known of a group makes it an upper bound, which the answer says; an explanation
-// names the group. It is the same after a restart from a snapshot.
+// TestHybridModelsAreAnsweredAsTheirEnginesReuse: workers of a hybrid model are credited with the prefix that all
+// groups can reuse. An unknown group makes the credit an upper bound, and the answer has the bound. An explanation
+// names the group. A restart from a snapshot changes nothing.
 func TestHybridModelsAreAnsweredAsTheirEnginesReuse(t *testing.T) {
 	w := newSite(t)
 	w.start()

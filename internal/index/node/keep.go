@@ -13,14 +13,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// A node keeps all partitions, or, where it shares the namespace with others, those that the cluster assigns to it. A
-// partition that it does not keep is absent: nothing is held of it and nothing is said of it. Each partition that it
-// keeps has a goroutine, its owner, which does what the partition's phase asks for (partition.go). A partition is
-// absent to queries from the moment at which Keep leaves it out; only when it is empty can it be restored again.
+// A node keeps all partitions, or, if it shares the namespace with other nodes, the partitions that the cluster assigns
+// to it. Other partitions are absent: the index has nothing of them, and answers exclude them. Each kept partition has
+// a goroutine, its owner, which performs the action of the partition's phase (partition.go). A partition is absent to
+// queries as soon as Keep excludes it, and can be restored again only after it is empty.
 
-// Keep says which partitions the node keeps from now on. It restores and serves new ones beside the others, and drops
-// those that are no longer in the set. It returns at once. It makes a [cluster.Keeper] of a node whose Config says
-// Shared.
+// Keep sets the partitions that the node keeps from now on. It starts the restore of new partitions and removes those
+// outside the set. Keep returns immediately. A node with Shared in its Config implements [cluster.Keeper].
 func (n *Node) Keep(set cluster.Set) {
 	n.keeping.Lock()
 	defer n.keeping.Unlock()
@@ -33,7 +32,7 @@ func (n *Node) Keep(set cluster.Set) {
 	n.checkReady()
 }
 
-// startOwner starts the owner of a partition that is kept and has none. Called with n.keeping held.
+// startOwner starts the owner of a kept partition without one. Called with n.keeping held.
 func (n *Node) startOwner(p events.Partition) {
 	o := n.parts[p]
 	o.mu.Lock()
@@ -47,7 +46,7 @@ func (n *Node) startOwner(p events.Partition) {
 	n.owners.Go(func() { n.own(ctx, p) })
 }
 
-// startOwners starts the owners of partitions that are kept, and returns what waits for all owners once ctx has ended.
+// startOwners starts the owners of kept partitions. wait returns after the end of all owners, once ctx has ended.
 func (n *Node) startOwners(ctx context.Context) (wait func()) {
 	n.keeping.Lock()
 	defer n.keeping.Unlock()
@@ -63,8 +62,8 @@ func (n *Node) startOwners(ctx context.Context) (wait func()) {
 	}
 }
 
-// own does what a partition's phases ask for until it is absent, or until ctx ends: the index keeps what it has then
-// for the last snapshot.
+// own performs the actions of a partition's phases until the partition is absent or ctx ends. After the end of ctx the
+// index keeps the partition for the last snapshot.
 func (n *Node) own(ctx context.Context, p events.Partition) {
 	o := n.parts[p]
 	for ctx.Err() == nil {
@@ -87,16 +86,16 @@ func (n *Node) own(ctx context.Context, p events.Partition) {
 	}
 }
 
-// carryOut does what a partition's phase asks for, until that is done or ctx ends.
+// carryOut performs the action of a partition's phase, until the action is complete or ctx ends.
 func (n *Node) carryOut(ctx context.Context, p events.Partition, ph phase) {
 	if r := readingOf(ph); r != nil {
 		n.read(ctx, p, r.epoch)
 		return
 	}
-	err := n.empty(ctx, p) // also before a restore that follows another
+	err := n.empty(ctx, p) // also before a second restore
 	switch ph := ph.(type) {
 	case *emptying:
-		if err == nil { // else ctx has ended
+		if err == nil { // otherwise ctx has ended
 			n.step(p, (*partition).emptied)
 		}
 	case *restoring:
@@ -117,10 +116,11 @@ func (n *Node) carryOut(ctx context.Context, p events.Partition, ph phase) {
 	}
 }
 
-// emptyBudget is how many holdings the writer forgets at a time, between other work, unless a single rank has more.
+// emptyBudget is the number of holdings that the writer drops in one step, between other work, unless a single rank has
+// more.
 const emptyBudget = 16384
 
-// empty forgets what a partition holds, a few ranks at a time. If it holds anything, it waits for a snapshot under way.
+// empty removes a partition's ranks in small steps. If there are any, it waits for a snapshot under way.
 func (n *Node) empty(ctx context.Context, p events.Partition) error {
 	empty := false
 	if err := n.do(ctx, p, func(m *Machine) { empty = m.Empty(p) }); err != nil || empty {
@@ -139,9 +139,9 @@ func (n *Node) empty(ctx context.Context, p events.Partition) error {
 	return nil
 }
 
-// Forget resets a partition: its log was lost or recreated, or the partition is not kept any more. Its ranks are in no
-// answer from then on. They take memory in the index until Drop has dropped them all; the partition must not be
-// restored before.
+// Forget resets a partition whose log was lost or recreated, or which is no longer kept. Its ranks are in no answer
+// from then on, but use memory in the index until Drop has dropped them all. The partition must not be restored
+// earlier.
 func (m *Machine) Forget(p events.Partition) {
 	part := m.parts[p]
 	for key, r := range part.ranks {
@@ -155,14 +155,14 @@ func (m *Machine) Forget(p events.Partition) {
 	m.publishView()
 }
 
-// Empty reports whether nothing of a partition is known, or in the index.
+// Empty reports whether a partition has no ranks, in the index or elsewhere, and no applied messages.
 func (m *Machine) Empty(p events.Partition) bool {
 	part := m.parts[p]
 	return len(part.ranks)+len(part.forgotten) == 0 && part.applied.Load() == 0
 }
 
-// Drop drops forgotten ranks from the index, at least one and no more after so many holdings, and reports whether there
-// are more.
+// Drop drops forgotten ranks from the index: at least one, and none after this number of holdings. more reports whether
+// forgotten ranks remain.
 func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
 	part := m.parts[p]
 	for last := len(part.forgotten) - 1; last >= 0 && holdings > 0; last-- {
@@ -193,11 +193,11 @@ func (n *Node) kept() (list []events.Partition) {
 	return list
 }
 
-// writes reports whether this node is the one to write a partition's snapshots, as far as is known. Two nodes may be;
-// compare-and-set in the bucket lets one win.
+// writes reports whether this node writes a partition's snapshots, in its present view of the cluster. If two nodes do,
+// compare-and-set in the bucket lets one succeed.
 func (n *Node) writes(p events.Partition) bool { return n.cfg.View == nil || n.cfg.View().Writes(p) }
 
-// writer is who writes a partition's snapshots, as far as is known; empty: none is known.
+// writer returns the node that writes a partition's snapshots, in the present view of the cluster; empty: none.
 func (n *Node) writer(p events.Partition) string {
 	if n.cfg.View == nil {
 		return n.cfg.ID
@@ -205,13 +205,13 @@ func (n *Node) writer(p events.Partition) string {
 	return n.cfg.View().Writer[p]
 }
 
-// Ready is nil if every partition that the node keeps has been restored and caught up, once. A node that is alone
-// ceases to be ready while it serves none of them; one of several passes queries on to the others. What answers lack
-// otherwise is in [Node.Warnings].
+// Ready is nil once every partition of the node has been restored and caught up. A single node ceases to be ready while
+// it serves no partition; one of several nodes passes queries on to the others. [Node.Warnings] has further gaps in
+// answers.
 func (n *Node) Ready() error {
 	switch unready := n.unready.Load(); {
 	case n.ready.Load() && !n.cfg.Shared && int(unready) == len(n.parts):
-		return errors.New("none of the partitions can be answered from now; they are being restored anew")
+		return errors.New("none of the partitions serves queries now; all are being restored again")
 	case n.ready.Load():
 		return nil
 	case !n.assigned.Load():
@@ -222,8 +222,8 @@ func (n *Node) Ready() error {
 	}
 }
 
-// checkReady makes the node ready if all that it keeps serves. A node that was ready once stays so; what it cannot
-// answer from is missing in answers.
+// checkReady makes the node ready if all its partitions serve. The node then stays ready; answers list missing
+// partitions.
 func (n *Node) checkReady() {
 	if n.assigned.Load() && n.unready.Load() == 0 && n.ready.CompareAndSwap(false, true) &&
 		n.cfg.Ready != nil {
@@ -231,7 +231,7 @@ func (n *Node) checkReady() {
 	}
 }
 
-// Advertisement is what the node serves now, for others to know.
+// Advertisement returns the partitions and models that the node serves now, for the other nodes.
 func (n *Node) Advertisement() (st cluster.Advertisement) {
 	now := time.Now()
 	for p, o := range n.parts {
@@ -266,11 +266,11 @@ func (n *Node) Advertisement() (st cluster.Advertisement) {
 	return st
 }
 
-// ModelsChanged receives a value when messages of a log have changed which ranks there are. The next heartbeat
-// announces both what a partition was restored with and that it is served.
+// ModelsChanged receives a value when messages of a log have changed the set of ranks. A restore does not send one: the
+// next heartbeat announces both the restored ranks and the partition.
 func (n *Node) ModelsChanged() <-chan struct{} { return n.modelsChanged }
 
-// MayServe reports whether the node knows of workers of a model in a partition, now.
+// MayServe reports whether the node has workers of a model in a partition now.
 func (n *Node) MayServe(p events.Partition, model string) bool {
 	return slices.ContainsFunc(n.view().Models[model], func(s *Served) bool {
 		_, has := slices.BinarySearch(s.Partitions, p)

@@ -16,14 +16,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	flag.Set("rapid.seed", "1")    // the same cases each time; `make explore` takes others
-	flag.Set("test.parallel", "8") // most tests here wait for NATS and for ticks; they need little processor time
+	flag.Set("rapid.seed", "1")    // the same cases each time; `make explore` uses others
+	flag.Set("test.parallel", "8") // most tests here wait for NATS and for ticks and need little processor time
 	os.Exit(m.Run())
 }
 
-// TestPartitionsComeAndGo has a machine that keeps now these partitions and now those: from a snapshot or from the
-// log's beginning on, let go a few holdings at a time, with events of the others between. What it keeps is what the
-// twin says of those partitions alone.
+// TestPartitionsComeAndGo changes the partitions of a machine: partitions start from a snapshot or from the log's
+// beginning, and are dropped in small steps with events of other partitions in between. The kept partitions equal those
+// of the twin.
 func TestPartitionsComeAndGo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const partitions = 3
@@ -81,7 +81,7 @@ func TestPartitionsComeAndGo(t *testing.T) {
 			case what < 9:
 				m.Forget(p)
 				twins[p], going[p] = nil, m.Drop(p, 1)
-				if m.parts[p].grown != (growth{}) { // else a snapshot of what did not change would be due
+				if m.parts[p].grown != (growth{}) { // otherwise a snapshot without changes would be due
 					t.Fatalf("partition %d is forgotten, and has grown by %+v", p, m.parts[p].grown)
 				}
 			}
@@ -104,7 +104,7 @@ func TestPartitionsComeAndGo(t *testing.T) {
 	})
 }
 
-// TestLag steps the clock beside a log that grows.
+// TestLag advances the clock beside a growing log.
 func TestLag(t *testing.T) {
 	var l lag
 	start := time.Unix(1000, 0)
@@ -118,15 +118,15 @@ func TestLag(t *testing.T) {
 		{1, 10, 20, false, 0},
 		{3, 15, 30, false, 2},
 		{4, 19, 40, false, 3},
-		{5, 20, 50, false, 4}, // the first mark is reached, after 4 s
+		{5, 20, 50, false, 4}, // the first target is reached after 4 s
 		{6, 30, 60, false, 4},
 		{10, 49, 70, false, 5},
 		{11, 50, 70, false, 6},
-		{12, 69, 70, false, 6}, // not all yet
+		{12, 69, 70, false, 6}, // a part remains
 		{13, 70, 70, false, 0},
-		{14, 70, 70, true, 0}, // nobody knows what is in it
+		{14, 70, 70, true, 0}, // unreadable: the end is unknown
 		{24, 70, 70, true, 10},
-		{25, 70, 75, false, 11}, // it can be read again
+		{25, 70, 75, false, 11}, // readable again
 		{26, 75, 75, false, 0},
 		{3626, 75, 75, false, 0},
 		{3627, 75, 76, false, 0},
@@ -139,8 +139,8 @@ func TestLag(t *testing.T) {
 	}
 }
 
-// BenchmarkLetGo forgets a partition of 64 ranks that hold 20,000 blocks each, half of them shared, beside another one
-// like it: what the longest single step of the writer took, during which events wait, is worst-us.
+// BenchmarkLetGo forgets a partition of 64 ranks with 20,000 blocks each, half of them shared, beside an equal
+// partition. worst-us is the longest single step of the writer, which delays events.
 func BenchmarkLetGo(b *testing.B) {
 	const ranks, blocks, chain = 64, 20_000, 200
 	var worst time.Duration

@@ -19,70 +19,70 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// L3Config configures the stores that workers share.
+// L3Config configures the stores shared by workers.
 type L3Config struct {
-	// Models says how all workers of a model share a store, whatever they registered.
+	// Models sets, by model, the store of all workers. It takes precedence over registrations.
 	Models map[string]hicache.Config
 
-	// Registered is what the workers of a model registered; nil: they register nothing. Any goroutine calls it, for
-	// every query. Dial connects to the masters that they name, as [hicache.MooncakeConfig] has it; those of Models are
-	// dialled anywhere.
+	// Registered returns the store registered by the workers of a model; nil: workers register none. Any goroutine
+	// calls it, for every query. Dial connects to the masters in registrations, see [hicache.MooncakeConfig]. Masters
+	// in Models may have any address.
 	Registered func(model string) *hicache.Sharing
 	Dial       func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// Master is the operator's, for stores whose workers name none. It is dialled anywhere.
+	// Master is the operator's master for stores whose workers name none. It may have any address.
 	Master hicache.Master
 
-	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. The store
-	// is its master's HTTP address.
+	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. store is
+	// the HTTP address of the store's master.
 	Listen func(ctx context.Context, store string, heard func(data []byte))
 
-	// Timeout is how long an answer waits for a store at most, unless the query says otherwise; default 20 ms.
+	// Timeout limits an answer's wait for a store, unless the query sets a limit; default 20 ms.
 	Timeout time.Duration
 
-	// Check is how often a Mooncake master's health is checked, and the timeout of a check; default 1 s.
+	// Check is the interval of the health checks of a Mooncake master, and the timeout of a check; default 1 s.
 	Check time.Duration
 
 	Cache hicache.CacheConfig
 }
 
-// defaultL3Timeout is how long an answer waits for a store.
+// defaultL3Timeout is the default of L3Config.Timeout.
 const defaultL3Timeout = 20 * time.Millisecond
 
 const maxStores = 64
 
-// l3 asks stores. Any goroutine may use it. A store is asked once for a query, by the node that the client asked: where
-// an answer is put together from several nodes' shares, this belongs to the one that puts it together.
+// l3 queries the shared stores. Any goroutine may use it. The node that received the client's query sends one request
+// to the store. If an answer is merged from several nodes, the merging node does this.
 type l3 struct {
 	cfg L3Config
 
 	models map[string]*hicache.Sharing // cfg.Models
 
 	mu     sync.Mutex
-	stores map[string]*askedStore     // by what they are and where
-	opened map[namedStore]*askedStore // the same, by configurations that were asked for
+	stores map[string]*askedStore     // by identity and address
+	opened map[namedStore]*askedStore // the same stores, by requested configuration
 	asked  uint64                     // counts uses of stores
 	ctx    context.Context            // of the goroutines that watch stores; ends with the node
 }
 
-// namedStore is a store's configuration and who named it.
+// namedStore is a store's configuration with its origin.
 type namedStore struct {
 	config     hicache.Config
-	configured bool // by the operator, in Models; else workers registered it
+	configured bool // by the operator, in Models; otherwise registered by workers
 }
 
 type askedStore struct {
 	where  string
 	cache  *hicache.Cache
 	master master          // nil: a folder
-	mirror *hicache.Mirror // nil: its events are not heard
-	last   uint64          // when it was used, as l3.asked counts
+	mirror *hicache.Mirror // nil: the node does not receive its events
+	last   uint64          // the value of l3.asked at the last use
 	stop   context.CancelFunc
 
-	partial atomic.Uint64 // answers that lacked something
+	partial atomic.Uint64 // incomplete answers
 }
 
-// master is a Mooncake master, or whichever leads of several.
+// master is a Mooncake master, or the leader of several.
 type master interface {
 	hicache.Store
 	Down() string
@@ -112,7 +112,7 @@ func (s *askedStore) status() api.StoreStatus {
 	}
 	if s.mirror != nil {
 		m := s.mirror.Stats()
-		if m.Lists+m.Gaps+m.Answered > 0 || m.Objects > 0 { // else no shim passes its events on
+		if m.Lists+m.Gaps+m.Answered > 0 || m.Objects > 0 { // otherwise no shim passes on its events
 			out.Set = &api.StoreSet{Objects: m.Objects, Whole: m.Whole, Gaps: m.Gaps, Overflows: m.Overflows,
 				Lists: m.Lists, Answered: m.Answered, Asked: m.Asked}
 		}
@@ -133,17 +133,17 @@ func newL3(cfg L3Config) *l3 {
 	return l
 }
 
-// watch lets stores be watched until ctx ends.
+// watch allows the watching of stores until ctx ends.
 func (l *l3) watch(ctx context.Context) {
 	l.mu.Lock()
 	l.ctx = ctx
 	l.mu.Unlock()
 }
 
-// maxOpened bounds the configurations that are known by their addresses.
+// maxOpened limits the number of configurations in l3.opened.
 const maxOpened = 1024
 
-// store returns a configuration's store.
+// store returns the store of a configuration.
 func (l *l3) store(c namedStore) (*askedStore, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -163,16 +163,16 @@ func (l *l3) store(c namedStore) (*askedStore, error) {
 	return s, nil
 }
 
-// open connects to a configuration's store, unless the node has. Called with l.mu held.
+// open connects to the store of a configuration, or returns an open one. Called with l.mu held.
 func (l *l3) open(named namedStore) (*askedStore, error) {
 	c := named.config
 	where := c.Where()
 	if where == "" {
-		return nil, errors.New("the workers did not say where their store is: give master_server_address or --l3-master")
+		return nil, errors.New("the workers registered no address of their store: set master_server_address or --l3-master")
 	}
 	id := c.Identity()
 	dial := l.cfg.Dial
-	if named.configured { // it is dialled anywhere, which one that workers registered must not be
+	if named.configured { // such a store may have any address, unlike a registered one
 		id, dial = "configured "+id, nil
 	}
 	if s := l.stores[id]; s != nil {
@@ -190,7 +190,7 @@ func (l *l3) open(named namedStore) (*askedStore, error) {
 			return nil, err
 		}
 	}
-	// evict the store that was not asked for longest
+	// evict the least recently used store
 	if len(l.stores) >= maxStores {
 		var oldest string
 		for id, s := range l.stores {
@@ -206,8 +206,7 @@ func (l *l3) open(named namedStore) (*askedStore, error) {
 	return s, nil
 }
 
-// openMaster opens the store of a master, and watches it until s.stop is called or the node ends. Called with l.mu
-// held.
+// openMaster opens the store of a master and watches it until s.stop is called or the node ends. Called with l.mu held.
 func (l *l3) openMaster(s *askedStore, c *hicache.Config, cfg hicache.MooncakeConfig) (err error) {
 	watching, stop := context.WithCancel(l.ctx)
 	s.stop = stop
@@ -247,34 +246,34 @@ func (l *l3) forget(id string) {
 	}
 }
 
-// L3Question is one query's question to the store that workers share. One goroutine owns it.
+// L3Question is one query's request to the shared store. One goroutine owns it.
 type L3Question struct {
-	said      api.L3 // if nothing can be asked
+	refused   api.L3 // if no request is possible
 	sharing   *hicache.Sharing
 	prompt    *hicache.Prompt
 	store     *askedStore
-	questions []*hicache.Question // one for each of the prompt's lanes; none yet: merge is to ask
+	questions []*hicache.Question // one for each lane of the prompt; nil: merge sends the request
 	timeout   time.Duration
-	deadline  time.Time // by which the store must have answered
-	follow    bool      // merge is to ask for what workers would load
+	deadline  time.Time // the time limit of the store's response
+	follow    bool      // merge requests the parts that workers would load
 	explain   bool
 }
 
-// begin has the store asked for all of a query's prompt, while the index is. Where what workers would load of it is
-// found by asking on from where they are, merge asks, in one request for all of them; and with api.L3Beyond, for
-// everything.
+// begin starts the request to the store for the query's whole prompt, parallel to the lookup in the index. If the loads
+// of workers can be followed from their cached depths, merge sends one request for all of them. With api.L3Beyond,
+// merge sends the whole request.
 func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	s := &L3Question{timeout: l.cfg.Timeout, explain: q.Explain}
 	if q.L3TimeoutMS > 0 {
 		s.timeout = time.Duration(q.L3TimeoutMS) * time.Millisecond
 	}
 	s.deadline = time.Now().Add(s.timeout)
-	say := func(status api.L3Status, reason string) *L3Question {
-		s.said = api.L3{Status: status, Reason: reason}
+	refuse := func(status api.L3Status, reason string) *L3Question {
+		s.refused = api.L3{Status: status, Reason: reason}
 		return s
 	}
 	if q.L3 == api.L3Off {
-		return say(api.L3NotConfigured, "the query asks for no store")
+		return refuse(api.L3NotConfigured, "the query excludes the store")
 	}
 	s.sharing = l.models[q.Model]
 	configured := s.sharing != nil
@@ -284,36 +283,36 @@ func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	config := s.sharing.Config
 	switch {
 	case s.sharing.Reason != "":
-		return say(api.L3Mismatch, s.sharing.Reason)
+		return refuse(api.L3Mismatch, s.sharing.Reason)
 	case config == hicache.Config{}:
-		return say(api.L3NotConfigured, "no worker of this model has registered a shared store")
+		return refuse(api.L3NotConfigured, "no worker of this model has registered a shared store")
 	}
 	if why := config.Unasked(); why != "" {
-		return say(api.L3Unavailable, why)
+		return refuse(api.L3Unavailable, why)
 	}
 	if why := config.Usable(blockSize); why != "" {
-		return say(api.L3Mismatch, why)
+		return refuse(api.L3Mismatch, why)
 	}
 	if q.Tokens == nil {
-		return say(api.L3Unavailable, "the query has hashes; the names of what is in the store are made from tokens")
+		return refuse(api.L3Unavailable, "the query has hashes; the keys of the store need tokens")
 	}
 	store, err := l.store(namedStore{config, configured || l.cfg.Master.Of(&config)})
 	if err == nil {
 		s.prompt, err = config.Prompt(q.Plain(), q.LoRA, q.CacheSalt, blockSize)
 	}
 	if err != nil {
-		return say(api.L3Unavailable, err.Error())
+		return refuse(api.L3Unavailable, err.Error())
 	}
 	s.store = store
 	s.follow = s.prompt.Unbroken && q.L3 == "" && !q.Explain
 	if !s.follow && q.L3 != api.L3Beyond {
-		s.ask(0)
+		s.request(0)
 	}
 	return s
 }
 
-// ask has the store asked for what may follow the first own blocks.
-func (s *L3Question) ask(own uint32) {
+// request starts the request for the pages after the first own blocks.
+func (s *L3Question) request(own uint32) {
 	for _, lane := range s.prompt.Lanes {
 		from := 0
 		if s.prompt.Continues {
@@ -325,7 +324,8 @@ func (s *L3Question) ask(own uint32) {
 	}
 }
 
-// starts are the pages from which workers would load: from where they are, and from the prompt's first.
+// starts returns the pages at which workers would begin to load: the prompt's first page and the end of each worker's
+// cached prefix.
 func (s *L3Question) starts(answer *api.Answer) []int {
 	list := []int{0}
 	for i := range answer.Workers {
@@ -339,10 +339,11 @@ func (s *L3Question) starts(answer *api.Answer) []int {
 	return slices.Compact(list)
 }
 
-// BeginL3 begins to ask for a query's prompt, for a node that answers for the whole cluster. Any goroutine may call it.
+// BeginL3 starts the request for a query's prompt, for a node that answers for the whole cluster. Any goroutine may
+// call it.
 func (n *Node) BeginL3(q *api.Query, blockSize uint32) *L3Question { return n.l3.begin(q, blockSize) }
 
-// SharesStore reports whether workers of a model say that they share a store, even if it cannot be asked.
+// SharesStore reports whether workers of a model registered a shared store, even an unusable one.
 func (n *Node) SharesStore(model string) bool {
 	sharing := n.l3.models[model]
 	if sharing == nil {
@@ -351,20 +352,20 @@ func (n *Node) SharesStore(model string) bool {
 	return sharing.Reason != "" || sharing.Config != hicache.Config{}
 }
 
-// Asked reports whether there is a store that can be asked.
+// Asked reports whether there is a usable store.
 func (s *L3Question) Asked() bool { return s.store != nil }
 
-// Merge waits for the store, within bounds, and adds to an answer what it holds. The answer has idle ranks too.
+// Merge waits for the store within the time limit and adds the stored blocks to an answer, which has idle ranks too.
 func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ctx, answer, noRanks) }
 
-// merge waits for the store, within bounds, and adds to an answer what it holds. idle are ranks that hold nothing of
-// the prompt.
+// merge waits for the store within the time limit and adds the stored blocks to an answer. idle are the ranks without
+// blocks of the prompt.
 func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Seq[*RankOfView]) {
-	answer.L3 = s.said
+	answer.L3 = s.refused
 	if s.store == nil {
 		return
 	}
-	if s.questions == nil { // it is asked from now on: how long the index took, and other nodes, is not its time
+	if s.questions == nil { // the request starts now, so the limit excludes the time of the index and of other nodes
 		s.deadline = time.Now().Add(s.timeout)
 	}
 	if s.questions == nil && !s.follow {
@@ -372,9 +373,9 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 		for i := range answer.Workers {
 			own = max(own, answer.Workers[i].Total())
 		}
-		s.ask(own)
+		s.request(own)
 	}
-	if deadline, has := ctx.Deadline(); has { // the answer must travel too
+	if deadline, has := ctx.Deadline(); has { // leave time to send the answer
 		if travel := time.Now().Add(time.Until(deadline) / 2); travel.Before(s.deadline) {
 			s.deadline, s.timeout = travel, max(0, s.timeout-s.deadline.Sub(travel))
 		}
@@ -399,7 +400,8 @@ func (s *L3Question) merge(ctx context.Context, answer *api.Answer, idle iter.Se
 	}
 }
 
-// wait asks for what workers would load, waits for the store's answers until ctx ends, and says what they are.
+// wait requests the parts that workers would load, waits for the store's responses until ctx ends, and returns them.
+// The status of the store is set in answer.
 func (s *L3Question) wait(ctx context.Context, answer *api.Answer) *hicache.Map {
 	if s.follow {
 		starts := s.starts(answer)
@@ -412,7 +414,7 @@ func (s *L3Question) wait(ctx context.Context, answer *api.Answer) *hicache.Map 
 			q.Follow(ctx, starts)
 		}
 	}
-	said := &answer.L3
+	result := &answer.L3
 	found := make([]hicache.Found, len(s.questions))
 	var failed error
 	known, age := 0, time.Duration(0)
@@ -426,28 +428,28 @@ func (s *L3Question) wait(ctx context.Context, answer *api.Answer) *hicache.Map 
 	}
 	switch {
 	case failed == nil:
-		said.Status = api.L3OK
+		result.Status = api.L3OK
 	case known > 0:
-		said.Status = api.L3Partial
+		result.Status = api.L3Partial
 	default:
-		said.Status = api.L3Unavailable
+		result.Status = api.L3Unavailable
 	}
 	switch {
 	case errors.Is(failed, context.DeadlineExceeded):
-		said.Reason = fmt.Sprintf("the store did not answer within %v", s.timeout)
+		result.Reason = fmt.Sprintf("the store did not answer within %v", s.timeout)
 	case failed != nil:
-		said.Reason = failed.Error()
+		result.Reason = failed.Error()
 	}
 	m := s.prompt.Map(found)
-	said.Total, said.Ranges, said.AgeMS = m.Total(), m.Ranges(), float64(age.Microseconds())/1000
+	result.Total, result.Ranges, result.AgeMS = m.Total(), m.Ranges(), float64(age.Microseconds())/1000
 	if failed != nil {
-		said.Unknown = m.Unknown()
+		result.Unknown = m.Unknown()
 		s.store.partial.Add(1)
 	}
 	return m
 }
 
-// credit adds to what a rank holds what it would load.
+// credit adds to a rank the blocks that it would load from the store.
 func (s *L3Question) credit(o *api.Overlap, m *hicache.Map) {
 	rule, shares := s.sharing.Rule(events.RankKey{Instance: o.Instance, Rank: o.Rank})
 	if !shares {
@@ -464,13 +466,13 @@ func (s *L3Question) credit(o *api.Overlap, m *hicache.Map) {
 	}
 }
 
-// maxLooked bounds the blocks that an explanation looks at one by one, and their objects.
+// maxLooked limits the blocks that an explanation examines one by one; maxLookedKeys limits their objects.
 const (
 	maxLooked     = 16
 	maxLookedKeys = 4096
 )
 
-// findBroken counts the objects that exist of each block that ended some rank's prefix.
+// findBroken counts the existing objects of each block that ended a rank's prefix.
 func (s *L3Question) findBroken(ctx context.Context, answer *api.Answer, m *hicache.Map) {
 	var blocks []uint32
 	for i := range answer.Workers {
@@ -491,7 +493,7 @@ func (s *L3Question) findBroken(ctx context.Context, answer *api.Answer, m *hica
 		}
 		keys, of[b] = append(keys, list...), len(list)
 	}
-	present, known, _ := s.store.cache.Exists(ctx, keys) // what it does not know is left out
+	present, known, _ := s.store.cache.Exists(ctx, keys) // unknown objects are skipped
 	at := 0
 	for _, b := range blocks {
 		there, all := 0, true
@@ -508,5 +510,5 @@ func (s *L3Question) findBroken(ctx context.Context, answer *api.Answer, m *hica
 	}
 }
 
-// l3NotShared is why a rank loads nothing that did not register a store.
+// l3NotShared is the L3Stop of a rank without a registered store.
 const l3NotShared = "no_store"

@@ -17,9 +17,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestEveryAnswerSaysWhatTheStoreHolds holds answers to what is promised of the shared store: ranges, total, what each
-// rank would load, age, status and reason, whatever the store does. The rest of the answer is always what it is without
-// the store, and comes in time.
+// TestEveryAnswerSaysWhatTheStoreHolds checks the promised fields of the shared store: ranges, total, each rank's load,
+// age, status and reason, for various states of the store. The rest of the answer equals the answer without the store,
+// and arrives in time.
 func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	const blocks = 64
 	x := newL3Node(t, 16*blocks, 2, func(w int) int { return 8 + 16*w }, nil)
@@ -30,7 +30,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	for i, key := range keys.Keys {
 		page[key] = i / keys.PerPage
 	}
-	// The store has pages [0,40) and [50,60); what it says of them is up to the case.
+	// The store has pages [0,40) and [50,60). Its responses depend on the case.
 	there := func(p int) bool { return p < 40 || 50 <= p && p < 60 }
 	var behave atomic.Value
 	release := make(chan struct{})
@@ -78,7 +78,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	wide := config
 	wide.PageSize = 32
 	var now atomic.Int64 // in milliseconds
-	fresh := func() {    // nothing is remembered
+	fresh := func() {    // clears the cache
 		x.Node.l3 = newL3(L3Config{
 			Models: map[string]hicache.Config{"m": {SGLang: &config}}, Timeout: patience, Check: patience,
 			Cache: hicache.CacheConfig{HitLife: time.Hour, MissLife: time.Hour, Patience: patience,
@@ -156,7 +156,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 		t.Errorf("of blocks %v nothing is known", a.L3.Unknown)
 	}
 
-	// What is remembered grows old, and the answer says so.
+	// A cached response grows old, and the answer has its age.
 	behave.Store("")
 	fresh()
 	ask(api.Query{})
@@ -164,7 +164,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 	if a, _ := ask(api.Query{}); a.L3.AgeMS != 1500 || a.L3.Status != api.L3OK {
 		t.Errorf("after 1.5 s: %+v", a.L3)
 	}
-	// Only what no worker has, if the query says so.
+	// With api.L3Beyond, only blocks that no worker holds.
 	if a, _ := ask(api.Query{L3: api.L3Beyond}); a.L3.Ranges[0][0] != 24 || a.Workers[0].L3 != 16 ||
 		a.L3.Status != api.L3OK {
 		t.Errorf("beyond: %+v", a)

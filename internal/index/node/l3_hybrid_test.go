@@ -17,10 +17,10 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// TestStoreFollowsWhatHybridEnginesReuse: workers of a hybrid model are credited with what they would load of the
-// shared store beside what their engines can reuse of their own, which windows, chunks, states and draft models cut
-// short: SGLang's with what follows that, vLLM's with what the store's own groups allow from the prompt's start. What
-// the workers hold and what the store has is random; the naive twin and the store's rules judge.
+// TestStoreFollowsWhatHybridEnginesReuse: workers of a hybrid model are credited with their loads from the shared store
+// after the reusable part of their own blocks, which windows, chunks, states and draft models shorten. SGLang loads the
+// blocks after that part; vLLM loads by the store's own groups from the prompt's start. The blocks of workers and store
+// are random; the naive twin and the store's rules are the reference.
 func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 	const block, blocks, workers = 16, 20, 6
 	master, err := mastersim.Start("127.0.0.1:0")
@@ -125,7 +125,7 @@ func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 						}
 					}
 				}
-				// load is what a worker would load that has n blocks.
+				// load returns the load of a worker with n blocks.
 				load := func(n int) int {
 					end := n
 					for end < blocks && there[0][end] {

@@ -12,25 +12,25 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// elected is whichever leads of several Mooncake masters, as they write it down in etcd. A new leader is a new store:
-// the old one is dropped with its connections, and the cache of its answers too. One leader is asked at a time. It
-// implements [hicache.Store]; any goroutine may call its methods, Watch one.
+// elected is the leader of several Mooncake masters, as published in etcd. A new leader is a new store: the node closes
+// the connections to the old one and drops the cache of its answers. Requests go to one leader at a time. elected
+// implements [hicache.Store]; any goroutine may call its methods, except Watch, which runs once.
 type elected struct {
 	election hicache.Election
-	cfg      hicache.MooncakeConfig // of each leader, but for the address
+	cfg      hicache.MooncakeConfig // of each leader, without the address
 	copy     *etcd.Copy
-	woken    chan struct{} // holds a signal: the copy has changed
+	woken    chan struct{} // holds a signal after a change of the copy
 
 	mu       sync.RWMutex
 	leader   *hicache.Mooncake // nil: none is known
 	address  string            // of leader
-	err      error             // why there is none
+	err      error             // the reason for the absence of a leader
 	changes  uint64
 	failures uint64
-	unseen   uint64 // of leaders before
+	unseen   uint64 // of earlier leaders
 }
 
-// leaderBytes bounds what etcd may answer: one key with an address.
+// leaderBytes limits etcd's response: one key with an address.
 const leaderBytes = 64 << 10
 
 var errNoLeader = errors.New("etcd has no leader of the masters")
@@ -43,7 +43,7 @@ func newElected(election hicache.Election, cfg hicache.MooncakeConfig) (*elected
 	return e, err
 }
 
-// Watch follows the election, and watches the leader, until ctx ends.
+// Watch follows the election and watches the leader until ctx ends.
 func (e *elected) Watch(ctx context.Context) {
 	var following sync.WaitGroup
 	following.Go(func() { e.copy.Run(ctx) })
@@ -62,8 +62,8 @@ func (e *elected) Watch(ctx context.Context) {
 	following.Wait()
 }
 
-// elect takes what etcd has, or why it cannot be asked. It reports whether another is to be watched, or none. While
-// etcd cannot be asked, the leader is the last that was known: a master that leads no more does not serve.
+// elect applies the records of etcd, or etcd's error. changed reports whether the leader is another or absent now.
+// While etcd fails, the last leader stays: a master that has lost the election does not serve.
 func (e *elected) elect(records map[string][]byte, err error) (changed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -95,7 +95,7 @@ func (e *elected) elect(records map[string][]byte, err error) (changed bool) {
 	return true
 }
 
-// watchLeader watches the present leader until stop is called. What earlier ones answered is worth nothing.
+// watchLeader watches the present leader until stop is called. It invalidates the answers of earlier leaders.
 func (e *elected) watchLeader(ctx context.Context) (stop func()) {
 	if e.cfg.Changed != nil {
 		e.cfg.Changed("another master leads")
@@ -116,7 +116,7 @@ func (e *elected) watchLeader(ctx context.Context) (stop func()) {
 	}
 }
 
-// now is the leader, or why there is none.
+// now returns the leader, or the reason for its absence.
 func (e *elected) now() (*hicache.Mooncake, error) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -126,7 +126,7 @@ func (e *elected) now() (*hicache.Mooncake, error) {
 	return e.leader, nil
 }
 
-// Exists asks the leader.
+// Exists queries the leader.
 func (e *elected) Exists(ctx context.Context, keys []string) (present, known hicache.Bitmap, err error) {
 	leader, err := e.now()
 	if err != nil {
@@ -135,7 +135,7 @@ func (e *elected) Exists(ctx context.Context, keys []string) (present, known hic
 	return leader.Exists(ctx, keys)
 }
 
-// Down is why no master is asked; "" if one is.
+// Down returns why no master is usable; "" if one is.
 func (e *elected) Down() string {
 	leader, err := e.now()
 	if err != nil {
@@ -144,7 +144,7 @@ func (e *elected) Down() string {
 	return leader.Down()
 }
 
-// Unseen is how many keys replies of all leaders have named that nobody had asked for.
+// Unseen counts the keys in the replies of all leaders that were in no request.
 func (e *elected) Unseen() uint64 {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -155,7 +155,7 @@ func (e *elected) Unseen() uint64 {
 	return n
 }
 
-// status is how the election stands.
+// status returns the state of the election.
 func (e *elected) status() *api.StoreElection {
 	e.mu.RLock()
 	defer e.mu.RUnlock()

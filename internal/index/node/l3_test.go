@@ -20,8 +20,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
-// l3Node is a node that serves one model, whose workers hold prefixes of one prompt and share the folder of SGLang's
-// file backend. Its log is handed to its machine directly.
+// l3Node is a node with one model. Its workers hold prefixes of one prompt and share the folder of SGLang's file
+// backend. The test passes the log directly to its machine.
 type l3Node struct {
 	*Node
 	prompt []uint32
@@ -29,7 +29,7 @@ type l3Node struct {
 	ctx    context.Context
 }
 
-// newL3Node has workers "w000", "w001" and so on hold as many blocks of a prompt of tokens as depth says.
+// newL3Node adds workers "w000", "w001" and so on with depth blocks each of a prompt of tokens.
 func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, configure func(*hicache.SGLang)) *l3Node {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
 	t.Cleanup(cancel)
@@ -92,7 +92,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 	return x
 }
 
-// store puts pages of the prompt into the shared folder.
+// store writes pages of the prompt into the shared folder.
 func (x *l3Node) store(t testing.TB, from, to int) {
 	t.Helper()
 	keys := x.config.FileKeys(x.config.PageHashes(nil, x.prompt, hicache.Space{}))
@@ -103,10 +103,10 @@ func (x *l3Node) store(t testing.TB, from, to int) {
 	}
 }
 
-// BenchmarkFindL3 is a query of 256 workers that hold more and more of a prompt, without the shared store and with it,
-// all of whose answers are remembered; and without the store, but with the prompt named for it. They are timed in turn,
-// so that they have the same weather. ratio is what the store costs over a query without it, beyond-hashing what it
-// costs over one that hashes as much.
+// BenchmarkFindL3 runs a query over 256 workers with growing prefixes of a prompt: without the shared store, with the
+// store and its cached responses, and without the store but with the store's names of the prompt. The three alternate,
+// so they run under equal conditions. ratio is the cost of the store relative to a query without it; beyond-hashing is
+// relative to a query with equal hashing.
 func BenchmarkFindL3(b *testing.B) {
 	for _, tokens := range []int{4096, 65_536} {
 		const workers = 256
@@ -129,7 +129,7 @@ func BenchmarkFindL3(b *testing.B) {
 			return took
 		}
 		b.Run(fmt.Sprintf("tokens=%d", tokens), func(b *testing.B) {
-			ask(b, api.L3All, false) // what the store says is remembered from now on
+			ask(b, api.L3All, false) // the store's responses are cached from now on
 			var without, named, with time.Duration
 			for b.Loop() {
 				without += ask(b, api.L3Off, false)
@@ -145,8 +145,8 @@ func BenchmarkFindL3(b *testing.B) {
 	}
 }
 
-// The store has its time from when it is asked: where that is after the index has answered, the time that this took, or
-// that other nodes took, is not the store's.
+// TestTheStoreHasItsOwnTime: the store's time limit counts from its request. If the request follows the lookup in the
+// index, the time of the index and of other nodes does not count.
 func TestTheStoreHasItsOwnTime(t *testing.T) {
 	const blocks, own = 64, 20
 	x := newL3Node(t, blocks*16, 1, func(int) int { return own }, nil)
@@ -161,8 +161,8 @@ func TestTheStoreHasItsOwnTime(t *testing.T) {
 	}
 }
 
-// The store is asked for what workers would load, for the whole prompt at once, or only for what no worker holds
-// itself; and one that is slow costs an answer what it holds, and the caller no more time than the query allows.
+// TestWhatTheStoreIsAskedFor: the request to the store covers the loads of workers, the whole prompt at once, or only
+// blocks that no worker holds. A slow store costs the answer its blocks, but no more time than the query's limit.
 func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	master, err := mastersim.Start("127.0.0.1:0")
 	if err != nil {
@@ -199,7 +199,7 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 		return a
 	}
 
-	// In runs of 16 pages: those before the one in which the best worker's prefix ends are not asked for.
+	// In runs of 16 pages: the runs before the end of the best worker's prefix are not requested.
 	if a := find(api.Query{L3: api.L3Beyond}); a.L3.Status != api.L3OK || a.Workers[0].L3 != blocks-own ||
 		asked() > blocks-own/16*16 {
 		t.Errorf("beyond: %d keys asked for, %+v", asked(), a)
@@ -217,7 +217,7 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	defer close(release)
 	begun := time.Now()
 	a := find(api.Query{L3TimeoutMS: 30})
-	if a.L3.Status != api.L3OK { // all of it is remembered
+	if a.L3.Status != api.L3OK { // all responses are cached
 		t.Errorf("a slow store of which all is remembered: %+v", a.L3)
 	}
 	x.prompt = append(x.prompt, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)

@@ -19,7 +19,7 @@ func (n *Node) report(p events.Partition, e *effects) {
 		n.outages.note(p, nil)
 	}
 	if e.unfit != nil {
-		log.Warn("the log is not the one that was applied; beginning again", "partition", p, "found", e.unfit.String())
+		log.Warn("the log differs from the applied one; restoring again", "partition", p, "found", e.unfit.String())
 	}
 	if e.restored != nil {
 		reportRestored(log, p, e.restored)
@@ -54,14 +54,14 @@ func reportRestored(log *slog.Logger, p events.Partition, r *Restored) {
 func (n *Node) reportSave(p events.Partition, s *api.SnapshotInfo, took time.Duration, err error) {
 	if err != nil {
 		n.cfg.Log.Warn("snapshot not written", "partition", p, "error", err, "what_to_do",
-			"see why NATS refuses (no room, no quorum); the log keeps what no snapshot has, and it is tried again")
+			"find out why NATS rejects writes (no room, no quorum); the log keeps its messages and the node tries again")
 		return
 	}
 	n.cfg.Log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes",
 		s.Bytes, "written", s.Written, "took", took)
 }
 
-// reportUsage logs that a log, the bucket or the storage is 80 % full, and that it rejects or accepts writes again.
+// reportUsage logs that a log, the bucket or the storage is 80 % full, and that one begins or ceases to reject writes.
 func (n *Node) reportUsage(what string, before, now usage) {
 	log := n.cfg.Log
 	if now.filling() && !before.filling() {
@@ -80,19 +80,19 @@ func (n *Node) reportUsage(what string, before, now usage) {
 // reportRecreated logs the result of the recreation of a partition's stream.
 func (n *Node) reportRecreated(p events.Partition, err error) {
 	if err != nil {
-		n.cfg.Log.Error("the log's stream is missing and cannot be made", "partition", p, "error", err, "what_to_do",
-			"see that NATS has room and quorum, and that this user may make streams")
+		n.cfg.Log.Error("the log's stream is missing and cannot be created", "partition", p, "error", err, "what_to_do",
+			"check that NATS has room and a quorum, and that this user may create streams")
 		return
 	}
-	n.cfg.Log.Warn("the log's stream was missing; it was made anew", "partition", p)
+	n.cfg.Log.Warn("the log's stream was missing and was recreated", "partition", p)
 }
 
 // reportResync logs a round of resync requests to the shims of a partition.
 func (n *Node) reportResync(p events.Partition, why string, answered int, err error) {
 	if err != nil {
-		n.cfg.Log.Warn("the shims cannot be asked", "partition", p, "error", err, "what_to_do",
-			"see that NATS answers, and that this user may publish on control subjects")
+		n.cfg.Log.Warn("the shims cannot be reached", "partition", p, "error", err, "what_to_do",
+			"check that NATS responds, and that this user may publish on control subjects")
 		return
 	}
-	n.cfg.Log.Info("shims asked to say again what their engines hold", "partition", p, "why", why, "answered", answered)
+	n.cfg.Log.Info("resync requested from the shims", "partition", p, "why", why, "answered", answered)
 }

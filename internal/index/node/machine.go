@@ -12,95 +12,95 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// Machine applies the log to the index. It is stepped: it starts nothing, waits for nothing and reads no clock. One
-// goroutine, its shard's writer, owns it; only View and the index's own readers may be used beside it.
+// Machine applies the log to the index. It is a state machine: it starts no goroutines, waits for nothing and reads no
+// clock. One goroutine, its shard's writer, owns it; other goroutines may call only View, Applied and the index's own
+// readers.
 //
 // Invariants:
-//  1. A partition's index is what its log up to `applied` says, from the first message or from a snapshot on.
-//  2. A rank's events are applied in the order of their ids, each once; where ids are missing the rank is cleared
-//     first.
-//  3. A rank is in the index under the space of the model and block size that its incarnation announced.
-//  4. A rank is in the view only if its worker has claimed that model: queries see no others.
+//  1. A partition's index reflects its log up to `applied`, from the first message or from a snapshot on.
+//  2. A rank's events are applied in the order of their ids, each once. If ids are missing, the rank is cleared first.
+//  3. A rank is in the index under the space of the model and block size announced by its incarnation.
+//  4. A rank is in the view only if its worker has claimed the model. Queries see no other ranks.
 type Machine struct {
 	index  *radix.Index
 	parts  []*replica
 	spaces *spaces
 	view   atomic.Pointer[View]
-	stale  bool // the view no longer shows what ranks there are
+	stale  bool // the view no longer shows the present ranks
 
-	shard     int         // of the node; its views name it
-	published func(*View) // is told of each view, before anything that it has is said to be applied
+	shard     int         // of the node; its views contain it
+	published func(*View) // receives each view before the messages behind it count as applied
 
-	batch  events.Batch // decoded into, again and again
+	batch  events.Batch // reused for each message
 	counts Counts
 
-	decoded func(*jetstream.Message, *events.Batch) // is called before a batch is applied; nil: nothing is
-	source  func(events.RankKey) string             // how a rank's engine speaks; empty: not known
+	decoded func(*jetstream.Message, *events.Batch) // receives each batch before its application; nil: not called
+	source  func(events.RankKey) string             // the protocol of a rank's engine; empty: unknown
 	claimed func(events.WorkerID, string) bool      // queries may use the worker under the model
-	size    func(model string) uint32               // the registered block size of a model; 0: not known
+	size    func(model string) uint32               // the registered block size of a model; 0: unknown
 	tallies map[string]*tally                       // by source
 	ages    Ages
 }
 
-// replica is what the log of one partition has said: the ranks whose events lie in it, and how far it is applied.
+// replica is the state of one partition's log: the ranks with events in it, and the applied position.
 type replica struct {
 	id      events.Partition
 	applied atomic.Uint64 // events.StreamSeq; written by the writer, read by queries
-	time    events.Millis // when the log took the last message applied; 0: not known
-	grown   growth        // since it was empty
+	time    events.Millis // when the log stored the last applied message; 0: unknown
+	grown   growth        // since the partition was empty
 	ranks   map[events.RankKey]*rank
 
-	forgotten []radix.RankID     // still in the index, and in nothing else
-	checksums []*checksumRequest // where checksums are wanted, all beyond applied
+	forgotten []radix.RankID     // still in the index, and nowhere else
+	checksums []*checksumRequest // requested checksums, all beyond applied
 }
 
 type growth struct {
-	changes uint64 // blocks stored and removed, and messages
-	bytes   uint64 // what the messages take in the log, about
+	changes uint64 // stored and removed blocks, and messages
+	bytes   uint64 // approximate size of the messages in the log
 }
 
 func (g growth) since(earlier growth) growth {
 	return growth{g.changes - earlier.changes, g.bytes - earlier.bytes}
 }
 
-// messageOverhead is about what a message takes in the log beside its data: subject, headers, record.
+// messageOverhead is the approximate size of a message in the log without its data: subject, headers and record.
 const messageOverhead = 128
 
 type rank struct {
-	snapshot.RankState // as a snapshot has it, but for Cursor
+	snapshot.RankState // as in a snapshot, without Cursor
 	id                 radix.RankID
 	space              uint32
 	cursor             events.Cursor
-	bounded            bool   // its depths are an upper bound, by what it has said of its groups
-	placed             bool   // some of its blocks had a place in the index since the node has read its events
-	restored           bool   // from a snapshot: earlier blocks may have had one
-	before             change // what was stored and removed before the last clear of all tiers
-	hidden             bool   // the view leaves it out: its worker has not claimed the model
-	tally              *tally // where its events are counted
+	bounded            bool   // its depths are an upper bound, by the announced groups
+	placed             bool   // some of its blocks had a place in the index, since the node began to read its events
+	restored           bool   // from a snapshot: earlier blocks may have had a place
+	before             change // stored and removed before the last clear of all tiers
+	hidden             bool   // the view excludes the rank: its worker has not claimed the model
+	tally              *tally // the counts of its events
 	memory             *deviceMemory
 }
 
-// change counts blocks that an engine has announced as stored and as removed.
+// change counts the blocks announced by an engine as stored and as removed.
 type change struct{ stored, removed uint64 }
 
-// spaceKey is what must be equal for two ranks to match the same queries.
+// spaceKey is the part of a rank's identity that must be equal for a query to match.
 type spaceKey struct {
 	model     string
 	blockSize uint32
 }
 
-// Counts says what became of the log's messages and their events. All only grow.
+// Counts counts the log's messages and their events by result. All counts only grow.
 type Counts struct {
-	Messages     uint64 // messages applied
-	Poison       uint64 // messages that could not be read; skipped
+	Messages     uint64 // applied messages
+	Poison       uint64 // unreadable messages; skipped
 	OtherRank    uint64 // messages of ranks beyond [events.MaxRanks]; skipped
-	OtherSize    uint64 // messages with another block size than the model's registered one; queries do not see them
-	Stale        uint64 // messages of an incarnation that is over; skipped
+	OtherSize    uint64 // messages with a block size other than the registered one; hidden from queries
+	Stale        uint64 // messages of an ended incarnation; skipped
 	Repeated     uint64 // events seen before; skipped
-	Gaps         uint64 // places where event ids are missing; the rank was cleared
+	Gaps         uint64 // places with missing event ids; the rank was cleared
 	Incarnations uint64 // new incarnations of engines
-	Ended        uint64 // incarnations that were closed; their ranks are forgotten
-	BlocksStored uint64 // blocks in stored events that were handed to the index
+	Ended        uint64 // closed incarnations; their ranks are removed
+	BlocksStored uint64 // blocks in stored events passed to the index
 	Index        radix.Counts
 }
 
@@ -116,8 +116,8 @@ func NewMachine(index *radix.Index, n int) *Machine {
 	return m
 }
 
-// Begin says that a partition's messages follow seq: what a snapshot stands for, or what lies before the log's first
-// message. at is when the log took seq, 0 if that is not known.
+// Begin sets the position after which a partition's messages follow: the position of a snapshot, or the one before the
+// log's first message. at is when the log stored seq; 0: unknown.
 func (m *Machine) Begin(p events.Partition, seq events.StreamSeq, at events.Millis) {
 	part := m.parts[p]
 	part.time = at
@@ -126,13 +126,13 @@ func (m *Machine) Begin(p events.Partition, seq events.StreamSeq, at events.Mill
 	m.publishView()
 }
 
-// Applied returns the last message of a partition that the index reflects. Any goroutine may call it.
+// Applied returns the last message of a partition reflected by the index. It is safe for concurrent use.
 func (m *Machine) Applied(p events.Partition) events.StreamSeq {
 	return events.StreamSeq(m.parts[p].applied.Load())
 }
 
-// Apply applies messages of one partition, in order. It skips those that were applied before. At a message that does
-// not follow the one before it stops and reports false: messages were lost on their way here.
+// Apply applies messages of one partition, in order, and skips applied ones. It stops and returns false at a message
+// whose sequence does not follow the last one: messages were lost between the log and the index.
 func (m *Machine) Apply(p events.Partition, msgs []jetstream.Message) (ok bool) {
 	part := m.parts[p]
 	applied := events.StreamSeq(part.applied.Load())
@@ -157,7 +157,7 @@ func (m *Machine) Apply(p events.Partition, msgs []jetstream.Message) (ok bool) 
 			part.applied.Store(uint64(applied))
 		}
 	}
-	if m.stale { // before any answer claims to reflect a rank that the view does not show
+	if m.stale { // before an answer claims to reflect a rank that is absent from the view
 		m.publishView()
 	}
 	part.applied.Store(uint64(applied))
@@ -237,7 +237,7 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 	}
 	r.LastID = max(r.LastID, b.LastID())
 	r.cursor, r.LastSeen, r.Closed = b.Cursor, msg.Time, b.Shutdown
-	if b.Shutdown { // nothing is kept of it; if the rank comes back it begins a new incarnation
+	if b.Shutdown { // the rank is removed; if it returns, it begins a new incarnation
 		m.index.DropRank(r.id)
 		delete(part.ranks, msg.Key)
 		m.counts.Ended++
@@ -255,8 +255,8 @@ func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 	m.stale = true
 }
 
-// checksum is of what all ranks of a partition hold, whoever applied it and in whatever order they came: a sum over
-// ranks.
+// checksum returns the sum of the checksums of a partition's ranks. It depends neither on the node nor on the order of
+// the ranks.
 func (m *Machine) checksum(p events.Partition) (sum uint64) {
 	for key, r := range m.parts[p].ranks {
 		name := fmt.Appendf(nil, "%d:%s %d %d:%s %d", len(key.Instance), key.Instance, key.Rank, len(r.Model), r.Model,
@@ -268,7 +268,7 @@ func (m *Machine) checksum(p events.Partition) (sum uint64) {
 
 func (m *Machine) count(c radix.Counts) { m.counts.Index.Add(c) }
 
-// View returns the ranks and models of now. Any goroutine may call it.
+// View returns the present ranks and models. It is safe for concurrent use.
 func (m *Machine) View() *View { return m.view.Load() }
 
 func (m *Machine) publishView() {
@@ -290,12 +290,12 @@ func (m *Machine) publishView() {
 	m.published(v)
 }
 
-// claims reports whether the worker of a rank has claimed the model that the rank announced.
+// claims reports whether the worker of a rank has claimed the model announced by the rank.
 func (m *Machine) claims(r *rank) bool {
 	return m.claimed(events.WorkerID(r.Instance), string(r.Model))
 }
 
-// Recheck publishes a new view if claims have changed that hide or show a rank.
+// Recheck publishes a new view if a change of claims hides or shows a rank.
 func (m *Machine) Recheck() {
 	for _, part := range m.parts {
 		for _, r := range part.ranks {

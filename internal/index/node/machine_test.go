@@ -17,10 +17,10 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// bounds are small, so that they bite.
+// bounds are small, so they apply often.
 var bounds = radix.Config{MaxPending: 6, PendingFor: 400, MaxTombstones: 4, TombstoneFor: 300}
 
-// logOf draws the log of one partition: batches of a few ranks, with all that can go wrong on the way there.
+// logOf draws the log of one partition: batches of a few ranks, with all possible errors on the way.
 func logOf(t *rapid.T) (msgs []jetstream.Message) {
 	type shim struct {
 		key         events.RankKey
@@ -43,7 +43,7 @@ func logOf(t *rapid.T) (msgs []jetstream.Message) {
 		what := rapid.IntRange(0, 39).Draw(t, "what")
 		switch what {
 		case 0:
-			s.incarnation, s.next = s.incarnation+1, 1 // a new life
+			s.incarnation, s.next = s.incarnation+1, 1 // a new incarnation
 			b.Incarnation, b.FirstID = s.incarnation, 1
 		case 1:
 			b.FirstID += events.EventID(rapid.IntRange(1, 3).Draw(t, "gap"))
@@ -77,8 +77,8 @@ func logOf(t *rapid.T) (msgs []jetstream.Message) {
 	return msgs
 }
 
-// eventOf draws an event over a few blocks, so that they meet: block n's engine hash is 100+n, its local hash depends
-// on n.
+// eventOf draws an event over a few blocks, so that events overlap: block n has the engine hash 100+n, and its local
+// hash depends on n.
 func eventOf(t *rapid.T) events.Event {
 	e := events.Event{Tier: rapid.SampledFrom([]events.Tier{events.Device, events.Device, events.Host,
 		events.Disk}).Draw(t, "tier")}
@@ -103,7 +103,7 @@ func eventOf(t *rapid.T) events.Event {
 	return e
 }
 
-// naive is what a partition's log means, one twin for each rank.
+// naive is the reference for a partition's log, with one twin for each rank.
 type naive map[events.RankKey]*naiveRank
 
 type naiveRank struct {
@@ -146,7 +146,7 @@ func (n naive) apply(m jetstream.Message) {
 	}
 }
 
-// checksums are of all ranks of a machine's partition.
+// checksums returns the checksums of all ranks of a machine's partition.
 func checksums(m *Machine) map[events.RankKey]uint64 {
 	out := map[events.RankKey]uint64{}
 	for _, part := range m.parts {
@@ -196,7 +196,7 @@ func agree(t *rapid.T, m *Machine, n naive, what string) {
 			m.index.Match(list[0].Space, locals, nil, &a)
 			got := map[events.RankKey][events.NumTiers]uint32{}
 			for _, o := range a.Ranks {
-				if r := m.View().Rank(0, o.Rank); r != nil { // else it is forgotten
+				if r := m.View().Rank(0, o.Rank); r != nil { // otherwise the rank is forgotten
 					got[r.Key] = o.Depth
 				}
 			}
@@ -226,7 +226,7 @@ func TestApplyInAnySplitEqualsApplyAtOnceEqualsTheTwin(t *testing.T) {
 		whole.Apply(0, log)
 		for at := 0; at < len(log); {
 			to := rapid.IntRange(at+1, len(log)).Draw(t, "to")
-			from := at - rapid.IntRange(0, at).Draw(t, "again") // what was seen comes again
+			from := at - rapid.IntRange(0, at).Draw(t, "again") // applied messages come again
 			if !split.Apply(0, log[from:to]) {
 				t.Fatal("a hole where there is none")
 			}
@@ -257,7 +257,7 @@ func TestAHoleStopsThePartition(t *testing.T) {
 	})
 }
 
-// save writes a partition's snapshot into a bucket that is a map, with so many messages applied between steps.
+// save writes a partition's snapshot into a bucket, a map, and calls between between the steps.
 func save(t *rapid.T, m *Machine, bucket map[string][]byte, runIndex *snapshot.RunIndex,
 	between func()) (*snapshot.Manifest, *snapshot.RunIndex) {
 	c := m.capture(0)
@@ -348,7 +348,7 @@ func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
 				func() { apply(applied + rapid.IntRange(0, 2).Draw(t, "meanwhile")) })
 			if rapid.Bool().Draw(t, "crash") {
 				m = newMachine()
-				m.spaces.number(spaceKey{"other", 8}, 0) // numbers need not be the same in another process
+				m.spaces.number(spaceKey{"other", 8}, 0) // numbers may differ in another process
 				runIndex = load(t, m, bucket)
 				applied = int(m.Applied(0))
 			}
@@ -362,7 +362,7 @@ func TestSnapshotThenTailEqualsTailFromTheStart(t *testing.T) {
 	})
 }
 
-// What was needed to decode a burst of large messages is not kept when it is over.
+// TestDecodingKeepsLittleMemory: the memory for decoding a burst of large messages is released after the burst.
 func TestDecodingKeepsLittleMemory(t *testing.T) {
 	m := newMachine()
 	first := events.EventID(1)
@@ -371,7 +371,7 @@ func TestDecodingKeepsLittleMemory(t *testing.T) {
 		for j := range b.Events {
 			b.Events[j] = events.Event{Kind: events.Removed, Tier: events.Device, Blocks: make([]events.BlockHash, 1)}
 		}
-		for j := range 4 { // in other places each time
+		for j := range 4 { // at different places each time
 			b.Events[(37*i+500*j)%len(b.Events)].Blocks = make([]events.BlockHash, events.MaxBlocksPerEvent)
 		}
 		first += events.EventID(len(b.Events))
@@ -384,7 +384,7 @@ func TestDecodingKeepsLittleMemory(t *testing.T) {
 			t.Fatal("not applied")
 		}
 	}
-	reachable := 0 // from the batch that is decoded into
+	reachable := 0 // from the reused batch
 	for _, e := range m.batch.Events[:cap(m.batch.Events)] {
 		reachable += 8 * cap(e.Blocks)
 	}

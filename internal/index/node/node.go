@@ -19,79 +19,81 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// Config is one node's.
+// Config configures a node that keeps the index of a namespace's partitions.
 type Config struct {
-	ID      string // how the node calls itself, in snapshots and in its status
+	ID      string // the name of the node in snapshots and in its status
 	Version string
 
 	Namespace *jetstream.Namespace
 	Snapshots *jetstream.Bucket
 
-	// Shared says that this node shares the namespace with others, and that [Node.Keep] says which partitions it keeps.
-	// Else it keeps all.
+	// Shared means that other nodes use the namespace too, and that [Node.Keep] sets the partitions of this node.
+	// Otherwise the node keeps all partitions.
 	Shared bool
 
-	// View, if not nil, returns what is known of the nodes that share the namespace.
+	// View, if not nil, returns the present view of the nodes in the namespace.
 	View func() *cluster.View
 
 	Index radix.Config
 
-	// Shards is how many indexes the node has, each with a writer of its own; at most one for each partition, default 1.
+	// Shards is the number of indexes of the node, each with its own writer; at most one for each partition, default 1.
 	// Answers do not depend on it.
 	Shards int
 
 	L3 L3Config
 
-	// A partition's snapshot is due when SnapshotInterval (default 1 m) has passed since the one before, or, earlier,
-	// when SnapshotBlocks (default 2,000,000) blocks were stored or removed since, or a quarter of what the log may
-	// take has come; never while nothing changed. More often means a shorter replay after a crash and more writing.
+	// A partition's snapshot is due SnapshotInterval (default 1 m) after the last one. It is due earlier if
+	// SnapshotBlocks (default 2,000,000) blocks were stored or removed since, or if a quarter of the log's limit has
+	// arrived. No snapshot is due without changes. More frequent snapshots shorten the replay after a crash and
+	// increase the writes.
 	SnapshotInterval time.Duration
 	SnapshotBlocks   uint64
 
-	// Watch is how often each partition's stream is checked for what no message shows; default 3 s.
+	// Watch is the interval of the checks of each partition's stream, for changes without a message; default 3 s.
 	Watch time.Duration
 
 	// ResyncPause is the time between the first two rounds of resync requests to shims; default 2 s.
 	ResyncPause time.Duration
 
-	// CapacityCheck is how often the node measures how full the log, the bucket and the storage are; default 5 s, and
-	// five times as often while one of them rejects writes.
+	// CapacityCheck is the interval of the measurements of the logs, the bucket and the storage; default 5 s. The node
+	// measures five times as often while one of them rejects writes.
 	CapacityCheck time.Duration
 
-	// StoreLimit, if not nil, returns what all streams and buckets may take now, in bytes. It is used if the account
+	// StoreLimit, if not nil, returns the present limit of all streams and buckets, in bytes. It applies if the account
 	// has no limit.
 	StoreLimit func() int64
 
-	// Recreate, if not nil, creates the missing streams of the log; it is called when a stream was deleted.
+	// Recreate, if not nil, creates the missing streams of the log. The node calls it after the deletion of a stream.
 	Recreate func(context.Context) error
 
-	// RecreateSnapshots, if not nil, creates the bucket for snapshots; it is called when the bucket was deleted.
+	// RecreateSnapshots, if not nil, creates the bucket for snapshots. The node calls it after the deletion of the
+	// bucket.
 	RecreateSnapshots func(context.Context) error
 
-	// Health, if not nil, returns what is wrong with the NATS server in this process.
+	// Health, if not nil, returns the error of the NATS server in this process.
 	Health func() error
 
-	// Source returns how a rank's engine speaks, as its shim registered it; empty if that is not known. Writers call it:
-	// it must not block. nil: it is never known.
+	// Source returns the protocol of a rank's engine, as registered by its shim; empty: unknown. Writers call it, so it
+	// must not block. nil: always unknown.
 	Source func(events.RankKey) string
 
-	// Claimed reports whether queries may use a worker under a model. Writers call it: it must not block. After its
-	// results have changed, [Node.ClaimsChanged] must be called. nil: they may use all.
+	// Claimed reports whether queries may use a worker under a model. Writers call it, so it must not block. After a
+	// change of its results, call [Node.ClaimsChanged]. nil: queries may use all.
 	Claimed func(instance events.WorkerID, model string) bool
-	// BlockSize returns the registered block size of a model, in tokens; 0 if none is known. It decides which ranks of
-	// the model queries see. Writers call it: it must not block. nil: none is known.
+	// BlockSize returns the registered block size of a model, in tokens; 0: none. It determines the ranks of the model
+	// visible to queries. Writers call it, so it must not block. nil: none for any model.
 	BlockSize func(model string) uint32
 
-	// Decoded, if not nil, is called with each readable message before it is applied. It must keep nothing of the batch,
-	// and not block. Writers call it.
+	// Decoded, if not nil, receives each readable message before its application. It must not keep parts of the batch,
+	// and must not block. Writers call it.
 	Decoded func(m *jetstream.Message, b *events.Batch)
 
-	Traced bool // the trace headers of the log's messages are read
+	Traced bool // read the trace headers of the log's messages
 
 	Ready func() // called when every kept partition serves; nil: not called
 
-	Log     *slog.Logger // nil: nothing is logged
-	Metrics Metrics      // nil: nothing is measured
+	Log     *slog.Logger // nil: no logs
+	Metrics Metrics      // nil: no measurements
 }
 
 // Metrics measures queries and the log. Any goroutine of the node may call its methods, which must not block.
@@ -109,22 +111,22 @@ func (noMetrics) Stage(context.Context, string, time.Duration) {}
 
 func (noMetrics) AppliedTraced(events.Partition, []jetstream.Message, time.Duration) {}
 
-// Restored says from what a partition was restored.
+// Restored describes the restore of a partition.
 type Restored struct {
 	Seq      events.StreamSeq // of the snapshot; 0: none
 	Ranks    int
 	Holdings uint64
 	Took     time.Duration
-	Lost     string // what is lost, so that a resync is needed; empty if nothing is known to be
+	Lost     string // the loss that requires a resync; empty: none known
 }
 
-// Node keeps the index of a namespace's partitions, or of some: it restores, follows the log, answers, and writes
-// snapshots.
+// Node keeps the index of some or all partitions of a namespace: it restores partitions, follows the log, answers
+// queries and writes snapshots.
 //
-// Partitions are dealt out among shards, each with an index, a machine, and one goroutine, the writer, which owns both
-// and takes work from a bounded queue. Each partition has an owner, which restores it, reads its log and hands messages
-// over. One goroutine writes snapshots, a
-// little at a time. Queries run wherever they are called.
+// Partitions are distributed over shards. Each shard has an index, a machine, and one goroutine, the writer, which owns
+// both and receives work from a bounded queue. Each partition has an owner, which restores the partition, reads its log
+// and passes messages to the writer. One goroutine writes snapshots in small steps. Queries run in the goroutines of
+// their callers.
 type Node struct {
 	cfg           Config
 	shards        []*shard
@@ -136,18 +138,18 @@ type Node struct {
 	started       time.Time
 	parts         []*owner
 	ready         atomic.Bool
-	saving        sync.Mutex // one snapshot, or one partition being emptied, at a time
+	saving        sync.Mutex // held by one snapshot, or by one partition being emptied
 
-	keeping  sync.Mutex      // which partitions are wanted; before any owner's
-	running  context.Context // while Run runs
+	keeping  sync.Mutex      // guards the wanted partitions; locked before an owner
+	running  context.Context // set while Run runs
 	owners   sync.WaitGroup  // the partitions' goroutines
-	assigned atomic.Bool     // it is known which are wanted
+	assigned atomic.Bool     // the wanted partitions are known
 
-	unready atomic.Int32  // partitions that are wanted and do not serve
-	lapses  atomic.Uint64 // how often a partition ceased to serve
+	unready atomic.Int32  // wanted partitions that do not serve
+	lapses  atomic.Uint64 // counts partitions that ceased to serve
 
-	aged       atomic.Bool   // what is known of some partition was not of now, when last looked at
-	rereads    atomic.Uint64 // how often messages were missing between a reader and the index
+	aged       atomic.Bool   // some partition was old at the last measurement
+	rereads    atomic.Uint64 // counts losses of messages between a reader and the index
 	resyncs    resyncCounts
 	saves      struct{ written, failed atomic.Uint64 }
 	rejections [snapshot.NumReasons]atomic.Uint64
@@ -155,18 +157,18 @@ type Node struct {
 	outages    *outages
 }
 
-// work is something for the writer: messages of a partition, or something to do with the machine.
+// work is one item of the writer's queue: messages of a partition, or a function of the machine.
 type work struct {
 	partition events.Partition
 	messages  []jetstream.Message
-	live      bool             // the partition served when they were read
-	end       *jetstream.AtEnd // not nil: the log had nothing more then
+	live      bool             // the partition served at the time of reading
+	end       *jetstream.AtEnd // not nil: the end of the log followed the messages
 	do        func(*Machine)
-	taken     *atomic.Bool  // do is, by the writer, or by whoever wanted it and waits no more
+	taken     *atomic.Bool  // set by the writer before do, or by the caller that stops waiting
 	done      chan struct{} // closed after do
 }
 
-// run does what is to be done with the machine, unless nobody waits for it any more.
+// run runs do, unless its caller has stopped waiting.
 func (w *work) run(m *Machine) {
 	if w.taken.CompareAndSwap(false, true) {
 		w.do(m)
@@ -174,15 +176,16 @@ func (w *work) run(m *Machine) {
 	close(w.done)
 }
 
-// owner carries out what one partition's machine decides. The node's goroutines step the machine by way of [Node.step].
+// owner performs the decisions of one partition's state machine. Goroutines of the node step the machine with
+// [Node.step].
 type owner struct {
-	mu sync.Mutex // guards all below
+	mu sync.Mutex // guards all fields below
 	partition
 	running bool   // the owner's goroutine runs
-	cancel  func() // breaks off what that goroutine does for the present phase
+	cancel  func() // interrupts the action of the present phase
 }
 
-// New returns a node that does nothing until Run.
+// New returns a node that is idle until Run.
 func New(cfg Config) *Node {
 	cfg.SnapshotInterval = cmp.Or(max(cfg.SnapshotInterval, 0), time.Minute)
 	cfg.SnapshotBlocks = cmp.Or(cfg.SnapshotBlocks, 2_000_000)
@@ -212,7 +215,8 @@ func New(cfg Config) *Node {
 	return n
 }
 
-// Run runs the node until ctx ends. Before it returns it writes the snapshots that are worth it, within a bound.
+// Run runs the node until ctx ends. It then writes the snapshots of changed partitions, within a time limit, before it
+// returns.
 func (n *Node) Run(ctx context.Context) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.l3.watch(running)
@@ -234,11 +238,11 @@ func (n *Node) Run(ctx context.Context) {
 	writers.Wait()
 }
 
-// lastSave bounds the snapshots that are written when the node stops.
+// lastSave limits the time for snapshots at the end of Run.
 const lastSave = 10 * time.Second
 
-// apply applies messages of a log, and reports to the partition's machine if some are missing. What the reader sends is
-// unbroken, so they were lost between the reader and the index.
+// apply applies messages of a log, and reports missing ones to the partition's machine. A reader sends messages without
+// gaps, so a gap means a loss between the reader and the index.
 func (n *Node) apply(m *Machine, w work) {
 	begun := time.Time{}
 	if n.cfg.Traced && slices.ContainsFunc(w.messages, func(m jetstream.Message) bool { return m.Trace != "" }) {
@@ -263,13 +267,13 @@ func (n *Node) apply(m *Machine, w work) {
 	})
 }
 
-// read applies what follows in a partition's log, until ctx ends.
+// read applies new messages of a partition's log until ctx ends.
 func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epoch) {
 	at := jetstream.Position{Epoch: epoch}
 	if n.do(ctx, p, func(m *Machine) { at.Seq, at.Time = m.Applied(p), m.parts[p].time }) != nil {
 		return
 	}
-	begun := time.Now() // nothing of the reader before is under way to the writer any more
+	begun := time.Now() // the writer has no more messages of the previous reader
 	n.step(p, func(pt *partition) effects { return pt.opened(begun) })
 	reader, err := n.cfg.Namespace.StartReader(jetstream.ReaderConfig{
 		Partition: p, After: at, Watch: n.cfg.Watch, Ends: endsEvery, Traced: n.cfg.Traced,
@@ -297,7 +301,7 @@ func (n *Node) deliver(ctx context.Context, p events.Partition, u jetstream.Upda
 		w.end = &notice
 	default:
 		applied := events.StreamSeq(0)
-		if n.do(ctx, p, func(m *Machine) { applied = m.Applied(p) }) != nil { // what was read before is applied then
+		if n.do(ctx, p, func(m *Machine) { applied = m.Applied(p) }) != nil { // the earlier messages are applied by then
 			return
 		}
 		now := time.Now()
@@ -310,7 +314,7 @@ func (n *Node) deliver(ctx context.Context, p events.Partition, u jetstream.Upda
 	}
 }
 
-// step steps a partition's machine, and carries out what needs no waiting. Any goroutine may call it.
+// step steps a partition's machine and performs the effects without waiting. It is safe for concurrent use.
 func (n *Node) step(p events.Partition, f func(*partition) effects) {
 	o := n.parts[p]
 	o.mu.Lock()
@@ -329,33 +333,34 @@ func (n *Node) step(p events.Partition, f func(*partition) effects) {
 	}
 }
 
-type at struct {
+// progress is the part of a partition's log reflected by answers.
+type progress struct {
 	epoch  time.Time
 	seq    events.StreamSeq
 	whole  bool   // the partition serves
-	resync bool   // it needs a resync
-	stale  uint64 // how old this may be, in milliseconds; 0: it is of now
-	lapses uint64 // how often it ceased to
+	resync bool   // the partition needs a resync
+	stale  uint64 // the age of the state in milliseconds; 0: current
+	lapses uint64 // how often the partition ceased to serve
 }
 
-func (a at) status(p events.Partition) api.PartitionStatus {
+func (a progress) status(p events.Partition) api.PartitionStatus {
 	return api.PartitionStatus{Partition: p, Epoch: a.epoch, Seq: a.seq, StaleMS: a.stale, ResyncNeeded: a.resync}
 }
 
-// applied is how far a partition's log has been applied.
+// applied returns the applied position of a partition's log.
 func (n *Node) applied(p events.Partition) events.StreamSeq { return n.shard(p).machine.Applied(p) }
 
-// view is what is known of ranks and models now.
+// view returns the present ranks and models.
 func (n *Node) view() *View { return n.views.all.Load() }
 
-// progress appends to out, by partition, what answers reflect now.
-func (n *Node) progress(out []at) []at {
+// progress appends the present progress of each partition to out, by partition.
+func (n *Node) progress(out []progress) []progress {
 	aged, now := n.aged.Load(), time.Time{}
-	if aged { // else no query reads the clock
+	if aged { // most queries need no clock
 		now = time.Now()
 	}
 	for p, o := range n.parts {
-		reflects := at{seq: n.applied(events.Partition(p))}
+		reflects := progress{seq: n.applied(events.Partition(p))}
 		o.mu.Lock()
 		reflects.whole, reflects.resync, reflects.lapses = o.serves(), o.need() != nil, o.lapses
 		if k := o.phase.data(); k != nil {
@@ -370,8 +375,8 @@ func (n *Node) progress(out []at) []at {
 	return out
 }
 
-// maxWait bounds how long a query waits for a position of the log, whatever its deadline. A waiting query holds one of
-// the node's workers, and the node does not learn that its client has gone.
+// maxWait limits a query's wait for a log position, whatever its deadline. A waiting query occupies one of the node's
+// workers, and the node does not notice the end of its client.
 const maxWait = 30 * time.Second
 
 func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
@@ -379,7 +384,7 @@ func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 		return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", want.Partition, len(n.parts))
 	}
 	if !n.keeps(want.Partition) {
-		return nil // the answer names it as missing, if it is about it
+		return nil // the answer lists the partition as missing, if the query needs it
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()

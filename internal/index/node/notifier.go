@@ -6,15 +6,15 @@ import (
 	"sync/atomic"
 )
 
-// notifier lets queries wait until more of the log is applied. Notify costs the writer one atomic load while no query
-// waits.
+// notifier lets queries wait for further progress of the log. Without waiting queries, notify costs the writer one
+// atomic load.
 type notifier struct {
 	waiting atomic.Int32
 	mu      sync.Mutex
-	rung    chan struct{} // closed at the next ring
+	rung    chan struct{} // closed at the next notification
 }
 
-// wait returns once reached reports true, which it asks again after each ring, or with ctx's error.
+// wait returns nil once reached reports true, or the error of ctx. It calls reached again after each notification.
 func (b *notifier) wait(ctx context.Context, reached func() bool) error {
 	if reached() {
 		return nil
@@ -28,7 +28,7 @@ func (b *notifier) wait(ctx context.Context, reached func() bool) error {
 		}
 		rung := b.rung
 		b.mu.Unlock()
-		if reached() { // it may have been so before the channel was there
+		if reached() { // a notification may have preceded the channel
 			return nil
 		}
 		select {

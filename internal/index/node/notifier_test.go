@@ -27,7 +27,7 @@ func TestNotifierWakesEveryWaiter(t *testing.T) {
 		at.Add(1)
 		b.notify()
 	}
-	wg.Wait() // hangs if a ring is missed
+	wg.Wait() // hangs if a notification is missed
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := b.wait(ctx, func() bool { return false }); !errors.Is(err, context.Canceled) {
@@ -38,8 +38,8 @@ func TestNotifierWakesEveryWaiter(t *testing.T) {
 	}
 }
 
-// TestMinSeqIsNotWaitedForWithoutEnd: a query that names a position to which the log never comes does not keep a worker
-// of the node, though it has no deadline.
+// TestMinSeqIsNotWaitedForWithoutEnd: a query without a deadline that names an unreachable log position does not occupy
+// a worker of the node forever.
 func TestMinSeqIsNotWaitedForWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{shards: []*shard{{machine: NewMachine(nil, 1)}}, parts: []*owner{{}}}

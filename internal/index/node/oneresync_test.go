@@ -44,10 +44,10 @@ func (w *site) lives() int {
 	}
 }
 
-// A log that has lost something costs a worker one new incarnation, however many nodes ask, however often, and whether
-// its shim finds out first or is asked first.
-func TestOneNewLifeForWhatWasLost(t *testing.T) {
-	t.Parallel() // else its cases are waited for before any other test begins
+// TestALossCostsOneIncarnation: a loss of the log costs a worker one new incarnation, for any number of nodes and
+// requests, and whether the request or the shim's own detection comes first.
+func TestALossCostsOneIncarnation(t *testing.T) {
+	t.Parallel() // otherwise its cases delay all other tests
 	for name, talks := range map[string]bool{"asked first": false, "found out first": true} {
 		t.Run(name, func(t *testing.T) {
 			w := newSite(t)
@@ -66,7 +66,7 @@ func TestOneNewLifeForWhatWasLost(t *testing.T) {
 					ask := control.ResyncRequest{ID: fmt.Sprint("node ", i), Lost: true}
 					var shims []control.Shim
 					var err error
-					for err == nil && len(shims) == 0 { // a shim that is busy may not answer in time
+					for err == nil && len(shims) == 0 { // a busy shim may respond too late
 						shims, err = control.ResyncAll(w.ctx, w.ns, 0, "", ask)
 					}
 					if err != nil || len(shims) != 1 {
@@ -79,11 +79,12 @@ func TestOneNewLifeForWhatWasLost(t *testing.T) {
 			w.grow(2)
 			w.awaitAll()
 			if n := w.lives(); n != 1 {
-				t.Errorf("%d incarnations are in the log that was made anew", n)
+				t.Errorf("the recreated log has %d incarnations", n)
 			}
-			// Whoever asks in any case gets a new one, and so does who misses events of the present one.
+			// An unconditional request begins a new incarnation, and so does a request for missing events of the
+			// present one.
 			resync := func(ask control.ResyncRequest) *control.Shim {
-				for { // a shim answers late on a busy machine; a request with the same id has no second effect
+				for { // a shim responds late on a busy machine; a repeated request with the same id has no second effect
 					shim, err := control.Resync(w.ctx, w.ns, events.RankKey{Instance: "w1"}, ask)
 					if w.must(err); shim != nil {
 						return shim
@@ -102,7 +103,7 @@ func TestOneNewLifeForWhatWasLost(t *testing.T) {
 					later.Incarnation)
 			}
 			w.awaitAll()
-			if n := w.lives(); n < 2 || n > 3 { // one of which nothing was published yet may be none
+			if n := w.lives(); n < 2 || n > 3 { // an incarnation without published events may be absent
 				t.Errorf("%d incarnations are in the log", n)
 			}
 		})

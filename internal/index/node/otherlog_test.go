@@ -14,7 +14,7 @@ import (
 )
 
 // logOfTen creates a namespace with one partition and ten messages in its log, and starts the writer of a node. The
-// node has applied messages up to a sequence, allegedly of the same log.
+// node has applied messages up to a sequence, supposedly of the same log.
 func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context.Context, *Node) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
@@ -55,8 +55,8 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	return ctx, n
 }
 
-// TestNoSnapshotOfWhatTheLogHasLost has a node that has applied more than the log has, as after a server came back with
-// an old backup. Its snapshot would take the place of those that can be used.
+// TestNoSnapshotOfWhatTheLogHasLost: a node has applied more messages than the log has, as after a server's return with
+// an old backup. Its snapshot would replace usable ones.
 func TestNoSnapshotOfWhatTheLogHasLost(t *testing.T) {
 	ctx, n := logOfTen(t, 11, 1)
 	if _, err := n.save(ctx, 0); !errors.Is(err, errOtherLog) {
@@ -85,9 +85,9 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 		Ready: func() { close(ready) },
 		Log: logtest.New(func(l logtest.Line) {
 			switch l.Text {
-			case "snapshot passed over":
+			case "snapshot skipped":
 				rejected.Add(1)
-			case "the log is not the one that was applied; beginning again":
+			case "the log differs from the applied one; restoring again":
 				unfit.Add(1)
 			}
 		})})

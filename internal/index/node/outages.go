@@ -8,24 +8,25 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// outageWindow is how long partitions are gathered for one log line: when NATS goes away, none of them can be read.
+// outageWindow is the time over which partitions are collected for one log line, because a failure of NATS affects all
+// of them.
 const outageWindow = time.Second
 
-// outages logs which partitions' logs cannot be read, and can be read again: one line for all of a window. Its methods
-// may be called from any goroutine.
+// outages logs which partitions' logs became unreadable or readable again, with one line for each window. Any goroutine
+// may call its methods.
 type outages struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	changed map[events.Partition]error // in this window, to the latest state; nil: it can be read again
-	down    map[events.Partition]bool  // what the log lines so far say
+	changed map[events.Partition]error // in this window, to the latest state; nil: readable again
+	down    map[events.Partition]bool  // the state in the log lines so far
 }
 
 func newOutages(log *slog.Logger) *outages {
 	return &outages{log: log, changed: map[events.Partition]error{}, down: map[events.Partition]bool{}}
 }
 
-// note notes that a partition's log cannot be read, or, with a nil error, that it can be read again.
+// note records that a partition's log is unreadable, or, with a nil error, readable again.
 func (o *outages) note(p events.Partition, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -53,7 +54,7 @@ func (o *outages) flush() {
 	clear(o.changed)
 	if lost > 0 {
 		o.log.Warn("the log cannot be read", "partitions", lost, "error", why, "what_to_do",
-			"see that NATS answers and that more than half of its servers are up; queries are answered meanwhile")
+			"check that NATS responds and that more than half of its servers run; the node still answers queries")
 	}
 	if back > 0 {
 		o.log.Info("the log can be read again", "partitions", back, "still_down", len(o.down))

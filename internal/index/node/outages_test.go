@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestOutagesAreOneLine: when NATS goes away, all partitions together make one line, and one when it is back.
+// TestOutagesAreOneLine: a failure of NATS makes one line for all partitions, and so does its return.
 func TestOutagesAreOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said bytes.Buffer
@@ -32,7 +32,7 @@ func TestOutagesAreOneLine(t *testing.T) {
 		for p := range events.Partition(63) {
 			o.note(p, nil)
 		}
-		o.note(64, gone) // and back before anybody need know
+		o.note(64, gone) // back before the end of the window
 		o.note(64, nil)
 		time.Sleep(2 * outageWindow)
 		const want = `level=WARN msg="the log cannot be read" partitions=64 error=gone

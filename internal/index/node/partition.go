@@ -9,39 +9,40 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// partition decides what the node does with one partition. It is stepped: it starts nothing, waits for nothing and
-// reads no clock. Its owner carries out what the phase asks for and what a step returns as [effects]; methods without a
-// result of that type change nothing.
+// partition decides the node's actions for one partition. It is a state machine: it starts no goroutines, waits for
+// nothing and reads no clock. Its owner performs the action of the phase and the [effects] of each step. Methods
+// without a result of that type change nothing.
 //
 //	absent ──keep──▶ restoring ──restored──▶ catchingUp ──CaughtUp──▶ serving
 //	  ▲                  ▲ │                      │                      │
 //	  │                  └─┼──── log unfit ───────┴──────────────────────┤
-//	  └──── emptying ◀─────┴──────── not kept any more ──────────────────┘
+//	  └──── emptying ◀─────┴──────── no longer kept ─────────────────────┘
 //
 // Invariants:
-//  1. It serves only after a restore and after a reader that began there has caught up, with all that it sent applied.
-//  2. Messages that are missing are reported once per reader; that reader is interrupted, and another one begins where
-//     they are missing. Until that one has reached the log's end the partition is `rereading`.
-//  3. What is lost is in `lost` while the partition restores, and in `need` from then on until a resync has ended.
+//  1. A partition serves only after a restore, and after a reader from the restored position has caught up with all its
+//     messages applied.
+//  2. Missing messages are reported once for each reader. The reader is interrupted, and a new one starts at the first
+//     missing message. The partition is `rereading` until the new reader has reached the log's end.
+//  3. A loss is in `lost` while the partition restores, and in `need` afterwards until a resync has ended.
 type partition struct {
 	policy    *policy
-	wanted    bool // by Keep
+	wanted    bool // set by Keep
 	phase     phase
-	lapses    uint64    // how often it ceased to serve
-	notBefore time.Time // the owner waits until then before it carries out what the phase asks for
+	lapses    uint64    // counts the ends of serving
+	notBefore time.Time // the owner delays the action of the phase until then
 }
 
-// policy is what is the same for all partitions of a node.
+// policy holds the settings common to all partitions of a node.
 type policy struct {
 	started          time.Time
 	snapshotInterval time.Duration
 	snapshotBlocks   uint64
 	resyncPause      time.Duration
-	newID            func() string // of resync requests
+	newID            func() string // makes ids of resync requests
 }
 
-// phase is what the owner is to do: nothing (absent), drop what the index has (emptying), restore (restoring), or read
-// the log (catchingUp and serving). Each type holds what exists in that phase only.
+// phase determines the owner's action: none (absent), drop the partition from the index (emptying), restore it
+// (restoring), or read its log (catchingUp and serving). Each type has the data of its phase.
 type phase interface {
 	state() api.PartitionState
 	data() *kept // nil while the partition is not kept
@@ -53,8 +54,8 @@ type emptying struct{}
 
 type restoring struct {
 	*kept
-	lost       string           // what the log was found to have lost; empty if nothing
-	divergedAt events.StreamSeq // the log has another message there than was applied, or none; 0: it has not diverged
+	lost       string           // the loss found in the log; empty: none
+	divergedAt events.StreamSeq // where the log lacks the applied message; 0: it has not diverged
 }
 
 type catchingUp struct{ *reading }
@@ -65,23 +66,23 @@ type serving struct {
 	behind bool // for longer than behindAfter
 }
 
-// kept is what is known of a partition for as long as the node keeps it.
+// kept is the state of a partition while the node keeps it.
 type kept struct {
 	epoch    jetstream.Epoch
-	last     events.StreamSeq // of the log, as last heard
-	err      error            // why the log cannot be read; nil if it can
+	last     events.StreamSeq // of the log, in the latest report
+	err      error            // of reading the log; nil: the log is readable
 	restored Restored
 	saved    saveState
 	usage    usage // of the log
 	fresh    freshness
 }
 
-// reading is what exists from one restore to the next.
+// reading is the state from one restore to the next.
 type reading struct {
 	*kept
 	divergedAt events.StreamSeq // as in restoring, until the reader has caught up
-	since      time.Time        // when the present reader began
-	need       *need            // nil if no resync is needed
+	since      time.Time        // the start of the present reader
+	need       *need            // nil: no resync is needed
 	missing    bool             // messages of the present reader did not arrive
 	rereading  bool             // messages were missing, and the log's end has not been reached since
 }
@@ -101,27 +102,27 @@ func (absent) data() *kept   { return nil }
 func (emptying) data() *kept { return nil }
 func (k *kept) data() *kept  { return k }
 
-// effects is what a step asks the partition's owner to do, and which hooks it is to call.
+// effects are the requests of a step to the partition's owner, and the results to report.
 type effects struct {
-	interrupt bool // break off what is being done for the phase, and do what the phase asks for now
+	interrupt bool // stop the present action and begin the one of the present phase
 
 	trouble   error
 	recovered bool
 	restored  *Restored
-	caughtUp  bool             // with all up to seq
+	caughtUp  bool             // all messages up to seq are applied
 	reread    bool             // messages are missing from seq on
 	seq       events.StreamSeq // of caughtUp and reread
 	unfit     jetstream.Notice
 	resynced  bool
-	ask       *round // shims are to be asked for a resync
+	request   *round // a round of resync requests to shims is due
 }
 
 const (
-	restartPause = 500 * time.Millisecond // the least time between two readers
-	failurePause = time.Second            // after a restore failed, or a reader could not begin
+	restartPause = 500 * time.Millisecond // the minimum time between two readers
+	failurePause = time.Second            // after a failed restore or a failed start of a reader
 )
 
-// serves reports whether queries may be answered from the partition.
+// serves reports whether the partition serves queries.
 func (pt *partition) serves() bool { return pt.phase.state().Serves() }
 
 // owed is 1 if the partition is wanted and does not serve, else 0.
@@ -132,7 +133,7 @@ func (pt *partition) owed() int32 {
 	return 0
 }
 
-// readingOf returns what exists while the log is read, else nil.
+// readingOf returns the reading state of a phase; nil if the phase reads no log.
 func readingOf(ph phase) *reading {
 	switch ph := ph.(type) {
 	case *catchingUp:
@@ -145,7 +146,7 @@ func readingOf(ph phase) *reading {
 
 func (pt *partition) reading() *reading { return readingOf(pt.phase) }
 
-// need returns why a resync is needed; nil if none is.
+// need returns the reason for a resync; nil if none is needed.
 func (pt *partition) need() *need {
 	if r := pt.reading(); r != nil {
 		return r.need
@@ -165,7 +166,7 @@ func (pt *partition) become(next phase) {
 	pt.phase = next
 }
 
-// keep says whether the node is to keep the partition from now on.
+// keep sets whether the node keeps the partition from now on.
 func (pt *partition) keep(wanted bool) (e effects) {
 	pt.wanted = wanted
 	switch pt.phase.(type) {
@@ -173,7 +174,7 @@ func (pt *partition) keep(wanted bool) (e effects) {
 		if wanted {
 			pt.become(&restoring{kept: &kept{}})
 		}
-	case *emptying: // wanted says what comes next
+	case *emptying: // wanted determines the next phase
 	default:
 		if e.interrupt = !wanted; e.interrupt {
 			pt.become(&emptying{})
@@ -199,10 +200,10 @@ func (pt *partition) failed(now time.Time, err error) (e effects) {
 	return e
 }
 
-// restoration is what a restore found: the log, the snapshots that it passed over, and the one that it used, if any.
+// restoration is the result of a restore: the state of the log, the rejected snapshots, and the used one, if any.
 type restoration struct {
 	epoch    jetstream.Epoch
-	seq      events.StreamSeq // from which the log goes on
+	seq      events.StreamSeq // the position after which the log continues
 	last     events.StreamSeq // of the log
 	took     time.Duration
 	rejected []snapshot.Rejection
@@ -231,7 +232,7 @@ func (pt *partition) restored(now time.Time, r *restoration) (e effects) {
 	return e
 }
 
-// opened says that a reader begins with what follows the last message that was applied.
+// opened records that a reader starts after the last applied message.
 func (pt *partition) opened(now time.Time) (e effects) {
 	if r := pt.reading(); r != nil {
 		r.since, r.missing = now, false
@@ -239,7 +240,7 @@ func (pt *partition) opened(now time.Time) (e effects) {
 	return e
 }
 
-// received says what the log's last message was when the reader received some.
+// received records the log's last message at the time of a delivery.
 func (pt *partition) received(last events.StreamSeq) (e effects) {
 	if k := pt.phase.data(); k != nil {
 		k.last = last
@@ -247,7 +248,7 @@ func (pt *partition) received(last events.StreamSeq) (e effects) {
 	return e
 }
 
-// missed says that messages after the last one applied did not arrive, though their reader sent what follows them.
+// missed records that messages after the last applied one are missing, although their reader sent later ones.
 func (pt *partition) missed(now time.Time, applied events.StreamSeq) (e effects) {
 	r := pt.reading()
 	if r == nil || r.missing {
@@ -258,7 +259,7 @@ func (pt *partition) missed(now time.Time, applied events.StreamSeq) (e effects)
 	return effects{interrupt: true, reread: true, seq: applied + 1}
 }
 
-// noticed says what the reader told after messages, of which those up to applied are in the index.
+// noticed applies a notice of the reader, after messages that are in the index up to applied.
 func (pt *partition) noticed(now time.Time, notice jetstream.Notice, applied events.StreamSeq) (e effects) {
 	r := pt.reading()
 	if r == nil {
@@ -270,7 +271,7 @@ func (pt *partition) noticed(now time.Time, notice jetstream.Notice, applied eve
 			return pt.missed(now, applied)
 		}
 		r.err, r.divergedAt = nil, 0
-		if !pt.serves() { // else some of it was read again
+		if !pt.serves() { // otherwise a part of the log was read again
 			pt.become(&serving{reading: r})
 			e.caughtUp, e.seq = true, notice.Seq
 		}
@@ -283,15 +284,15 @@ func (pt *partition) noticed(now time.Time, notice jetstream.Notice, applied eve
 		r.err, e.trouble = notice.Err, notice.Err
 	case jetstream.Recovered:
 		r.err, e.recovered = nil, true
-	default: // the log is not the one that was applied
+	default: // the log differs from the applied one
 		again := &restoring{kept: r.kept, divergedAt: r.divergedAt}
-		if _, truncated := notice.(jetstream.Truncated); !truncated { // that may be in a snapshot
+		if _, truncated := notice.(jetstream.Truncated); !truncated { // a snapshot may contain the truncated part
 			again.lost = notice.String()
 		}
 		if regressed, ok := notice.(jetstream.Regressed); ok {
 			again.divergedAt = regressed.Applied
 		}
-		if now.Sub(r.since) < restartPause { // what could not be read at once will hardly be better now
+		if now.Sub(r.since) < restartPause { // an immediate retry would probably fail again
 			pt.notBefore = now.Add(restartPause)
 		}
 		pt.become(again)
@@ -300,7 +301,7 @@ func (pt *partition) noticed(now time.Time, notice jetstream.Notice, applied eve
 	return e
 }
 
-// tick measures for how long the partition has been behind its log.
+// tick measures how long the partition has been behind its log.
 func (pt *partition) tick(now time.Time, applied events.StreamSeq) (e effects) {
 	if s, ok := pt.phase.(*serving); ok {
 		s.behind = s.lag.measure(now, applied, s.last, s.err != nil) > behindAfter
@@ -308,7 +309,7 @@ func (pt *partition) tick(now time.Time, applied events.StreamSeq) (e effects) {
 	return e
 }
 
-// age is how old what is known of the partition is, in milliseconds; 0: it is of now.
+// age returns the age of the partition's state in milliseconds; 0: current.
 func (pt *partition) age(now time.Time) uint64 {
 	if k := pt.phase.data(); k != nil {
 		return k.fresh.age(now, pt.policy.started)
@@ -316,7 +317,7 @@ func (pt *partition) age(now time.Time) uint64 {
 	return 0
 }
 
-// measured says how full the log was at a time. known says that it is known whether the log takes messages.
+// measured records the usage of the log at a time. With known false, refused is unknown.
 func (pt *partition) measured(at time.Time, u usage, refused, known bool) (e effects) {
 	if k := pt.phase.data(); k != nil {
 		if k.usage = u; known {
@@ -326,21 +327,21 @@ func (pt *partition) measured(at time.Time, u usage, refused, known bool) (e eff
 	return e
 }
 
-// worthSaving reports whether a snapshot would be one to go back to. It is not while the whole partition needs a
-// resync: who restored it would not know that.
+// worthSaving reports whether a snapshot would be useful for a restore. A partition that needs a resync as a whole is
+// not saved: a restore from that snapshot would not show the need.
 func (pt *partition) worthSaving(grown growth) bool {
 	s, ok := pt.phase.(*serving)
 	return ok && (s.need == nil || s.need.cause == "") && (grown != s.saved.grown || s.saved.lost || s.saved.err != nil)
 }
 
-// snapshotDue reports whether a snapshot is to be written now; grown is how much the partition has grown.
+// snapshotDue reports whether a snapshot is due now; grown is the present growth of the partition.
 func (pt *partition) snapshotDue(now time.Time, grown growth) bool {
 	if !pt.worthSaving(grown) {
 		return false
 	}
 	k := pt.phase.data()
 	since := grown.since(k.saved.grown)
-	if k.saved.err != nil { // also without changes, if the snapshot was requested
+	if k.saved.err != nil { // even without changes, if the snapshot was requested
 		return now.Sub(k.saved.failed) >= saveRetry
 	}
 	return (since.changes > 0 || k.saved.lost) && (now.Sub(k.saved.at) >= pt.policy.snapshotInterval ||
@@ -354,7 +355,7 @@ func (pt *partition) saved(s saveState) (e effects) {
 	return e
 }
 
-// snapshotsLost says that the snapshots were deleted. The next one is due at once.
+// snapshotsLost records the deletion of the snapshots. The next one is due immediately.
 func (pt *partition) snapshotsLost() (e effects) {
 	if k := pt.phase.data(); k != nil {
 		k.saved = saveState{lost: true}
@@ -362,7 +363,7 @@ func (pt *partition) snapshotsLost() (e effects) {
 	return e
 }
 
-// saveFailed says that a snapshot could not be written. counted is false if nobody waited for it any more.
+// saveFailed records the failure of a snapshot. counted is false if the caller had stopped waiting.
 func (pt *partition) saveFailed(now time.Time, err error, counted bool) (e effects) {
 	if k := pt.phase.data(); k != nil {
 		k.saved.failed, k.saved.err = now, err
@@ -375,8 +376,8 @@ func (pt *partition) saveFailed(now time.Time, err error, counted bool) (e effec
 
 func (pt *partition) newNeed(cause string) *need { return &need{cause: cause, id: pt.policy.newID()} }
 
-// ranksSeen says which ranks' events are missing, and whether all incarnations that shims named in the last round have
-// begun.
+// ranksSeen updates the ranks with missing events. begun reports whether all incarnations named by shims in the last
+// round have begun.
 func (pt *partition) ranksSeen(now time.Time, partial []partialRank, begun bool) (e effects) {
 	s, ok := pt.phase.(*serving)
 	if !ok || s.need == nil && len(partial) == 0 {
@@ -396,12 +397,13 @@ func (pt *partition) ranksSeen(now time.Time, partial []partialRank, begun bool)
 	case !now.Before(d.next):
 		d.pause = min(max(2*d.pause, pt.policy.resyncPause), resyncSlowest)
 		d.next = now.Add(d.pause)
-		e.ask = &round{cause: d.cause, id: d.id, partial: partial, why: d.String()}
+		e.request = &round{cause: d.cause, id: d.id, partial: partial, why: d.String()}
 	}
 	return e
 }
 
-// answered says which incarnations shims have begun in a round of requests, and whether all of it could be asked.
+// answered records the new incarnations named by shims in a round of requests. whole reports whether all requests
+// succeeded.
 func (pt *partition) answered(id string, answers map[events.RankKey]events.Incarnation, whole bool) (e effects) {
 	if d := pt.need(); d != nil && d.id == id {
 		if d.answered = answers; whole {

@@ -15,7 +15,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// put has a partition be in a phase.
+// put sets a partition's phase.
 func (n *Node) put(p events.Partition, ph phase) {
 	n.step(p, func(pt *partition) effects {
 		pt.become(ph)
@@ -23,19 +23,19 @@ func (n *Node) put(p events.Partition, ph phase) {
 	})
 }
 
-// servingAt is a partition that serves a log of an epoch.
+// servingAt returns the phase of a partition that serves a log of an epoch.
 func servingAt(epoch jetstream.Epoch) phase {
 	return &serving{reading: &reading{kept: &kept{epoch: epoch}}}
 }
 
 // virtual is a partition's machine in virtual time, with a log, an index, a bucket with one snapshot, shims, and an
-// owner that is sometimes slow and unlucky. Its second half says, from what really happened, what must hold.
+// owner that is sometimes slow or fails. Its second half derives the expected state from the actual events.
 type virtual struct {
 	*rapid.T
 	*rand.Rand
 	now  time.Time
 	pt   partition
-	seen map[string]int // how often what happened, over all cases
+	seen map[string]int // counts of each event, over all cases
 
 	epoch       jetstream.Epoch
 	first, last events.StreamSeq // of the log
@@ -45,45 +45,45 @@ type virtual struct {
 	snapEpoch   jetstream.Epoch
 
 	doing  phase // by the owner; nil: nothing
-	left   int   // steps until that is done
+	left   int   // steps until the end of doing
 	reader *virtualReader
 
 	partial []partialRank
-	round   *round // asked, and not answered yet
+	round   *round // sent, without responses so far
 	shim    events.Incarnation
-	begun   events.Incarnation // of the shim's, as the index knows it
+	begun   events.Incarnation // the shim's incarnation in the index
 
-	// What must hold.
+	// The expected state.
 	wanted   bool
-	must     events.StreamSeq // all up to this was in the log when the partition was restored
-	suspect  events.StreamSeq // the log has another message there than was applied, as was just found
-	restored bool             // since it was kept, or found unfit
-	holes    int              // readers of which messages were missing
+	must     events.StreamSeq // all messages up to this one were in the log at the restore
+	suspect  events.StreamSeq // the log has another message here than the applied one, by the latest report
+	restored bool             // since the partition was kept, or found unfit
+	holes    int              // readers with missing messages
 	reported int
-	lost     bool // something was lost, and no resync has ended since
+	lost     bool // a loss without a later resync
 	needed   bool // a resync was found to be needed
-	whole    int  // rounds since that were asked as a whole
-	answer   bool // shims have answered in the last one
+	whole    int  // rounds since then for the whole partition
+	answer   bool // shims responded in the last round
 	asks     []time.Time
 	changes  []growth // since the last snapshot
 	saved    time.Time
 	failed   time.Time
 }
 
-// virtualReader sends what follows in the log.
+// virtualReader sends the messages of the log.
 type virtualReader struct {
 	sent, target events.StreamSeq
 	caughtUp     bool
-	hole         bool // messages of it are missing
+	hole         bool // some of its messages are missing
 	down         bool // it cannot read
 }
 
 func (v *virtual) chance(percent int) bool { return v.IntN(100) < percent }
 
-// from is a number from least to most.
+// from returns a number from least to most.
 func (v *virtual) from(least, most int) int { return least + v.IntN(most-least+1) }
 
-// do carries out a step's effects as the owner would.
+// do performs a step's effects as the owner would.
 func (v *virtual) do(e effects) {
 	if e.interrupt {
 		v.doing, v.reader = nil, nil
@@ -106,7 +106,7 @@ func (v *virtual) do(e effects) {
 // own is one step of the owner.
 func (v *virtual) own() {
 	if v.doing == nil {
-		if r := v.pt.reading(); r != nil && r.missing && v.chance(50) { // what the reader before had sent still arrives
+		if r := v.pt.reading(); r != nil && r.missing && v.chance(50) { // messages of the previous reader still arrive
 			v.do(v.pt.missed(v.now, v.applied))
 		}
 		if v.now.Before(v.pt.notBefore) {
@@ -160,7 +160,7 @@ func (v *virtual) restore(ph *restoring) {
 	v.do(e)
 }
 
-// read is one step of the reader: a few messages, of which one may get lost on its way, or a notice.
+// read is one step of the reader: a few messages, one of which may be lost, or a notice.
 func (v *virtual) read() {
 	r := v.reader
 	if r.down {
@@ -205,7 +205,7 @@ func (v *virtual) read() {
 	}
 }
 
-// missed counts a reader of which messages are missing, once.
+// missed counts a reader with missing messages, once.
 func (v *virtual) missed(r *virtualReader) {
 	if !r.hole {
 		r.hole = true
@@ -213,7 +213,7 @@ func (v *virtual) missed(r *virtualReader) {
 	}
 }
 
-// disturb has something happen that the machine does not decide.
+// disturb makes an external event happen.
 func (v *virtual) disturb() {
 	switch what := v.from(0, 40); {
 	case what < 8:
@@ -226,7 +226,7 @@ func (v *virtual) disturb() {
 			v.Fatal("an unreadable log is no trouble")
 		}
 		v.reader.down = true
-	case what < 13 && v.reader != nil && v.reader.sent < v.last: // the log's oldest messages go
+	case what < 13 && v.reader != nil && v.reader.sent < v.last: // the log drops its oldest messages
 		v.first += events.StreamSeq(v.from(0, int(v.last+1-v.first)))
 		if v.reader.sent+1 < v.first {
 			v.find(jetstream.Truncated{Wanted: v.reader.sent + 1, First: v.first})
@@ -260,19 +260,19 @@ func (v *virtual) find(notice jetstream.Notice) {
 func (v *virtual) keep(wanted bool) {
 	if v.wanted && !wanted {
 		v.seen["left"]++
-		v.restored, v.lost, v.suspect = false, false, 0 // the next restore finds out for itself
+		v.restored, v.lost, v.suspect = false, false, 0 // the next restore detects the loss
 	}
 	v.wanted = wanted
 	v.do(v.pt.keep(wanted))
 }
 
-// resync is one look at what the ranks lack.
+// resync is one check of the missing ranks.
 func (v *virtual) resync() {
 	begun := !v.answer || v.begun >= v.shim
 	over := v.whole >= minRounds && begun
 	e := v.pt.ranksSeen(v.now, v.partial, begun)
 	if !v.pt.serves() {
-		if e.ask != nil || e.resynced {
+		if e.request != nil || e.resynced {
 			v.Fatal("shims are asked, or are done with, while the partition does not serve")
 		}
 		return
@@ -294,18 +294,18 @@ func (v *virtual) resync() {
 	if n := len(v.asks); n > 0 {
 		due = v.now.Sub(v.asks[n-1]) >= min(v.pt.policy.resyncPause<<(n-1), resyncSlowest)
 	}
-	if (e.ask != nil) != (lacks && due) {
-		v.Fatalf("asked: %v; lacks %v; %v after the asks at %v", e.ask, lacks, v.now, v.asks)
+	if (e.request != nil) != (lacks && due) {
+		v.Fatalf("asked: %v; lacks %v; %v after the asks at %v", e.request, lacks, v.now, v.asks)
 	}
-	if e.ask != nil {
-		v.asks, v.round = append(v.asks, v.now), e.ask
-		if (e.ask.cause != "") != v.lost {
-			v.Fatalf("asked for %+v; lost: %v", e.ask, v.lost)
+	if e.request != nil {
+		v.asks, v.round = append(v.asks, v.now), e.request
+		if (e.request.cause != "") != v.lost {
+			v.Fatalf("asked for %+v; lost: %v", e.request, v.lost)
 		}
 	}
 }
 
-// answered has the shims answer the round that was asked.
+// answered makes the shims respond to the round.
 func (v *virtual) answered(whole bool) {
 	v.shim++
 	if v.needed && v.pt.need() != nil && v.round.id == v.pt.need().id {
@@ -336,7 +336,7 @@ func (v *virtual) save() {
 	failed := !v.failed.IsZero()
 	worth := v.pt.serves() && !v.lost && (len(v.changes) > 0 || failed)
 	want := (why != "" || failed) && worth && v.now.Sub(v.failed) >= saveRetry
-	// That a whole resync is over is noticed at the next look.
+	// The next check notices the end of a resync of the whole partition.
 	if d := v.pt.need(); d != nil && d.cause != "" {
 		want = false
 	}
@@ -358,7 +358,7 @@ func (v *virtual) save() {
 	v.changes, v.saved, v.failed = nil, v.now, time.Time{}
 }
 
-// check compares what the machine says with what happened.
+// check compares the machine's state with the expected state.
 func (v *virtual) check() {
 	state := v.pt.phase.state()
 	if v.pt.serves() && (!v.wanted || !v.restored || v.applied < v.must) {
@@ -378,7 +378,7 @@ func (v *virtual) check() {
 	}
 }
 
-// step lets time pass and everybody do something.
+// step advances the time and lets every part act.
 func (v *virtual) step(calm bool) {
 	v.now = v.now.Add(time.Duration(v.from(1, 2000)) * time.Millisecond)
 	switch what := v.from(0, 9); {
@@ -403,8 +403,8 @@ func (v *virtual) step(calm bool) {
 	v.check()
 }
 
-// TestPartitionInVirtualTime steps a partition's machine through whatever may happen, and compares it with what did.
-// Then nothing more goes wrong, and it has to serve all that is in the log, with nothing missing and no resync needed.
+// TestPartitionInVirtualTime exposes a partition's machine to random events and compares its state with the expected
+// one. After the last failure it has to serve the whole log, without missing messages and without a needed resync.
 func TestPartitionInVirtualTime(t *testing.T) {
 	seen := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {

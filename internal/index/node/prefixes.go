@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// Prefixes returns the largest part of the tree of prefixes that the ranks of a model hold here: a tree of each shard
-// that has such ranks, at least one in all. Several are told in such detail that they can be joined, as is one of a
-// request that names partitions. Any goroutine may call it; writers do not wait for it.
+// Prefixes returns the largest part of the prefix tree held by the ranks of a model on this node: one tree for each
+// shard with such ranks, at least one. Several trees, and trees for a request that names partitions, include the hashes
+// needed to join them. Any goroutine may call it; writers do not wait for it.
 func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	var missing []events.Partition
 	if len(q.Partitions) > 0 {
@@ -26,7 +26,7 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	case failure == nil:
 		none.BlockSize = served.BlockSize
 	case len(q.Partitions) > 0 && (failure.Code == api.CodeUnknownModel || q.BlockSize != 0):
-		return []*api.PrefixTree{none}, nil // others have such workers
+		return []*api.PrefixTree{none}, nil // other partitions have such workers
 	default:
 		return nil, failure
 	}
@@ -34,7 +34,7 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	if len(q.Partitions) > 0 || len(served.Shards) > 1 {
 		query.Hashes = api.MaxPrefixHashes
 	}
-	among := len(q.Partitions) > 0 || len(view.Hidden) > 0 // else the index has no other ranks of the space
+	among := len(q.Partitions) > 0 || len(view.Hidden) > 0 // otherwise the index has no other ranks of the space
 	var trees []*api.PrefixTree
 	for _, shard := range served.Shards {
 		tree := *none
@@ -62,7 +62,7 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	return trees, nil
 }
 
-// outline puts what an index has into a tree.
+// outline copies an index's outline into a tree.
 func outline(tree *api.PrefixTree, view *View, shard int, of *radix.Outline) {
 	tree.TotalRuns, tree.TotalBlocks, tree.Runs = of.TotalRuns, of.TotalBlocks, make([]api.PrefixRun, 0, len(of.Runs))
 	for i := range of.Runs {
@@ -83,7 +83,7 @@ func outline(tree *api.PrefixTree, view *View, shard int, of *radix.Outline) {
 	}
 }
 
-// places are the ranks by their names, but for those that came or went since the view was made.
+// places returns the keys of ranks. Ranks that started or ended since the view are skipped.
 func places(view *View, shard int, ids []radix.RankID) []api.RankPlace {
 	list := make([]api.RankPlace, 0, len(ids))
 	for _, id := range ids {

@@ -8,19 +8,19 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// problems collects the problems of partitions. A cause that several partitions share is one problem. The zero value is
+// problems collects the problems of partitions. A cause common to several partitions is one problem. The zero value is
 // empty.
 type problems struct{ list []*problem }
 
-// problem is a cause, with the partitions that have it.
+// problem is a cause with its partitions.
 type problem struct {
 	what, do string
 	in       cluster.Set
-	detail   string // of the first partition that was added
+	detail   string // of the first partition
 }
 
-// add notes that partition p has a problem. what and do identify the cause, so they contain nothing that differs
-// between partitions. The detail may be empty.
+// add adds a problem of partition p. what and do identify the cause, so neither contains text that differs between
+// partitions. detail may be empty.
 func (l *problems) add(p events.Partition, what, detail, do string) {
 	for _, known := range l.list {
 		if known.what == what && known.do == do {
@@ -49,7 +49,7 @@ func (l *problems) lines() (lines []string) {
 	return lines
 }
 
-// What to do about problems of partitions.
+// Remedies for problems of partitions.
 const (
 	seeNATS = "see that the NATS servers run and have a JetStream quorum, and that this node reaches them " +
 		"(indexer doctor); the node goes on by itself"
@@ -72,17 +72,17 @@ const (
 	snapshotLeft   = "the snapshot could not be written here, and is left to node "
 )
 
-// StorageProblems are parts of the problems that end when NATS answers and has room.
+// StorageProblems are parts of the problems that end when NATS responds and has room.
 var StorageProblems = []string{LogUnreadable, logFailed, logUnheard, snapshotFailed, snapshotLeft, " % full (",
 	" takes nothing", " take nothing", " shims wait, "}
 
-// fullness collects how full the places are in which NATS keeps something. The zero value is empty.
+// fullness collects the usage of the places in which NATS stores data. The zero value is empty.
 type fullness struct {
 	filling []string
 	refused []refusals
 }
 
-// refusals is a reason of the operating system or the server, with the places that reject writes for it.
+// refusals is an error of the operating system or of the server, with the places that reject writes for this reason.
 type refusals struct {
 	why    string
 	first  error
@@ -90,14 +90,14 @@ type refusals struct {
 	logs   cluster.Set
 }
 
-// add notes how full a place is, and whether it rejects writes.
+// add adds the usage of a place, and its error if it rejects writes.
 func (f *fullness) add(what string, u usage) {
 	if u.filling() {
 		f.filling = append(f.filling, fmt.Sprintf("%s is %d %% full (%d of %d bytes); what to do: %s", what,
 			100*u.used/u.limit, u.used, u.limit, seeRoom))
 	}
 	if u.refused != nil {
-		r := f.of(u.refused)
+		r := f.refusalsFor(u.refused)
 		r.places = append(r.places, what)
 	}
 }
@@ -108,12 +108,12 @@ func (f *fullness) addLog(p events.Partition, u usage) {
 	u.refused = nil
 	f.add(fmt.Sprintf("the log of partition %d", p), u)
 	if refused != nil {
-		f.of(refused).logs.Add(p)
+		f.refusalsFor(refused).logs.Add(p)
 	}
 }
 
-// of returns the refusals with the reason of err. The words before the reason name the stream and its file.
-func (f *fullness) of(err error) *refusals {
+// refusalsFor returns the refusals with the reason of err. The words before the reason name the stream and its file.
+func (f *fullness) refusalsFor(err error) *refusals {
 	why := err.Error()
 	why = why[strings.LastIndex(why, ": ")+1:]
 	for i := range f.refused {
@@ -125,8 +125,8 @@ func (f *fullness) of(err error) *refusals {
 	return &f.refused[len(f.refused)-1]
 }
 
-// lines returns a line for each place that is nearly full and for each reason to reject writes. restart is what else
-// has to be done once there is room.
+// lines returns a line for each nearly full place and for each reason of rejected writes. restart is the further remedy
+// after room has been made.
 func (f *fullness) lines(restart string) []string {
 	list := f.filling
 	for _, r := range f.refused {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestOneProblemForEachCause: partitions that share a cause are one problem, with a range, and so are places that are
-// full for one reason.
+// TestOneProblemForEachCause: partitions with the same cause are one problem with a range, and so are places that are
+// full for the same reason.
 func TestOneProblemForEachCause(t *testing.T) {
 	var found problems
 	for p := range events.Partition(8) {

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// restore brings a partition, which must be empty, to where the best usable snapshot says, and returns that. It passes
-// over snapshots that cannot be used, with a reason; so it does with those at divergedAt or later, if that is not 0. An
-// error means that NATS did not answer: the caller tries again.
+// restore imports the best usable snapshot into a partition, which must be empty, and returns the result. It rejects
+// unusable snapshots with a reason, and all snapshots at divergedAt or later, if divergedAt is not 0. An error means
+// that NATS did not respond; the caller tries again.
 func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt events.StreamSeq) (*restoration, error) {
 	begun := time.Now()
 	info, err := n.cfg.Namespace.StreamInfo(ctx, p)
@@ -56,8 +56,8 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 	return r, nil
 }
 
-// lost says what was in the partition's log and is now neither there nor in a snapshot; empty if nothing is known to
-// be. seen is what the reader reported of the log when the partition had to be restored again.
+// lost describes the part of the partition's log that is neither in the log nor in a snapshot; empty if no loss is
+// known. seen is the reader's report that caused the restore.
 func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.StreamSeq) string {
 	if seen != "" {
 		return seen
@@ -67,19 +67,19 @@ func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.
 		case r.Reason == snapshot.AheadOfLog:
 			return "the log has lost its end: " + r.Err.Error()
 		case r.Reason == snapshot.OtherEpoch && !restored:
-			return "the log was made anew: " + r.Err.Error()
+			return "the log was recreated: " + r.Err.Error()
 		}
 	}
 	if !restored && seq > 0 {
-		return fmt.Sprintf("what the log said before %d is gone and no snapshot has it", seq+1)
+		return fmt.Sprintf("the messages of the log before %d are gone, and no snapshot replaces them", seq+1)
 	}
 	return ""
 }
 
-// rejected counts and reports that a snapshot cannot be used.
+// rejected counts and logs an unusable snapshot.
 func (n *Node) rejected(p events.Partition, why snapshot.Reason, err error) {
 	n.rejections[min(int(why), len(n.rejections)-1)].Add(1)
-	n.cfg.Log.Warn("snapshot passed over", "partition", p, "reason", why.String(), "error", err)
+	n.cfg.Log.Warn("snapshot skipped", "partition", p, "reason", why.String(), "error", err)
 }
 
 func describeLog(ns *jetstream.Namespace, info jetstream.StreamInfo) snapshot.Log {
@@ -136,8 +136,8 @@ func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 	}
 }
 
-// load imports one snapshot into the index. After an error the partition must be emptied. Chunks are fetched ahead,
-// here; the writer decodes them.
+// load imports one snapshot into the index. After an error the caller must empty the partition. Chunks are fetched in
+// advance here; the writer decodes them.
 func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest) (runIndex *snapshot.RunIndex,
 	err error) {
 	fetch := fetchFrom(ctx, n.cfg.Snapshots)
@@ -155,7 +155,7 @@ func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifes
 	}
 	finished := false
 	defer func() {
-		if !finished { // what was imported holds on to its place in the index until then
+		if !finished { // the imported part occupies the index until finish
 			err = errors.Join(err, n.do(context.WithoutCancel(ctx), p, func(*Machine) { _ = restored.finish() }))
 		}
 	}()
@@ -193,10 +193,10 @@ type fetched struct {
 	err  error
 }
 
-// chunksAhead is how many chunks wait for the writer.
+// chunksAhead is the number of fetched chunks that wait for the writer.
 const chunksAhead = 4
 
-// fetchAhead fetches chunks in order, several at once, until stop is called, which waits until nothing is under way.
+// fetchAhead fetches chunks in order, several at once, until stop is called. stop waits for the end of all fetches.
 func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch snapshot.Fetch) (<-chan fetched,
 	func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -238,15 +238,15 @@ func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch s
 // imageSink imports a snapshot's image into the index, with this process's numbers of spaces.
 type imageSink struct {
 	imported *radix.Import
-	spaces   map[uint32]uint32 // the snapshot's number for (model, block size) → ours
+	spaces   map[uint32]uint32 // the snapshot's number for (model, block size) → the process's
 	run      events.Run
 }
 
-// restore adds a snapshot's ranks, which hold nothing yet, and returns what takes their image.
+// restore adds a snapshot's ranks without blocks, and returns the sink for their image.
 func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, states []snapshot.RankState) *imageSink {
 	part := m.parts[p]
 	to := &imageSink{spaces: map[uint32]uint32{}}
-	for _, s := range manifest.Spaces { // the number that the snapshot has if it is free: the next one writes the same
+	for _, s := range manifest.Spaces { // keep the snapshot's number if it is free, so the next snapshot has the same
 		to.spaces[s.Space] = m.spaces.number(spaceKey{string(s.Model), s.BlockSize}, s.Space)
 	}
 	ids := make([]radix.RankID, len(states))
@@ -277,7 +277,8 @@ func (r *imageSink) Run(run *events.Run) error {
 
 func (r *imageSink) Rank(i int, img *events.RankImage) error { return r.imported.Rank(i, img) }
 
-// dropOtherRanks drops the restored ranks whose events are skipped: no event could end them.
+// dropOtherRanks drops the restored ranks beyond [events.MaxRanks]: their events are skipped, so no event could end
+// them.
 func (m *Machine) dropOtherRanks(p events.Partition) {
 	for key, r := range m.parts[p].ranks {
 		if key.Rank >= events.MaxRanks {

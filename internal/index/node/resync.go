@@ -15,46 +15,45 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// When the log no longer says what its ranks hold, only the engines can. A partition needs a resync
+// If the log has lost events of its ranks, only the engines have the present state. A partition needs a resync
 //
-//   - as a whole, if the log's beginning is gone and no snapshot stands for it, if its stream was recreated, or if it
-//     has lost its end. All shims of the partition are asked, in rounds. It is over after minRounds, once the log has
-//     the incarnation that each shim named in the last round. A shim that does not run is not waited for: when it
-//     starts it goes on from what the log has of it, or begins a new incarnation.
-//   - for single ranks, if an incarnation was first seen in its middle or with events missing. Such a rank is never
-//     credited with what it does not hold, but may hold more. Its shim is asked until it begins a new incarnation;
-//     snapshots keep this across restarts.
+//   - as a whole, if the log's beginning is gone without a snapshot, if its stream was recreated, or if the log has
+//     lost its end. Requests go to all shims of the partition, in rounds. The resync ends after minRounds, once the
+//     log has the incarnations named by the shims in the last round. It does not wait for stopped shims: a shim that
+//     starts continues from its cursor in the log, or begins a new incarnation.
+//   - for single ranks, if an incarnation was first seen in its middle or with missing events. Such a rank is never
+//     credited with absent blocks, but may hold further ones. Requests go to its shim until the rank begins a new
+//     incarnation; snapshots keep this need across restarts.
 //
-// Meanwhile the partition is resync_needed: it answers from what is known. Asking is slowed down round by round.
-
+// Meanwhile the partition is resync_needed and answers from its present state. The pause between rounds grows.
 const (
 	resyncTick    = 500 * time.Millisecond
 	resyncPause   = 2 * time.Second // after the first round; doubled up to resyncSlowest
 	resyncSlowest = 5 * time.Minute
-	minRounds     = 3 // a shim's connection may be down for a moment
-	ranksAsked    = 8 // at once
+	minRounds     = 3 // a shim may be disconnected for a moment
+	ranksAsked    = 8 // concurrent requests
 )
 
-// need is why a partition needs a resync, and what was done about it.
+// need is the reason for a partition's resync, with the state of the requests.
 type need struct {
-	cause    string // of the whole partition; empty if only ranks are asked
-	id       string // by which a shim knows that it was asked before
+	cause    string // for the whole partition; empty: only single ranks
+	id       string // the same in all rounds, so shims recognize a repeated request
 	rounds   int
-	answered map[events.RankKey]events.Incarnation // in the last round: the incarnation that each shim has begun
-	partial  []partialRank                         // as last seen
+	answered map[events.RankKey]events.Incarnation // in the last round: the incarnation begun by each shim
+	partial  []partialRank                         // in the latest update
 	pause    time.Duration
 	next     time.Time
 }
 
-// round is one round of asking shims, as it is to be made.
+// round describes one round of requests to shims.
 type round struct {
-	cause   string // empty: only partial ranks are asked
+	cause   string // empty: only the partial ranks
 	id      string
 	partial []partialRank
 	why     string
 }
 
-// partialRank is a rank of which some of its incarnation was not seen.
+// partialRank is a rank with unseen events in its incarnation.
 type partialRank struct {
 	key         events.RankKey
 	incarnation events.Incarnation
@@ -65,7 +64,7 @@ type resyncCounts struct{ asked, answered, ended atomic.Uint64 }
 
 func (d *need) String() string { return "resync needed: " + d.why() }
 
-// why says what is missing, and what became of it so far.
+// why describes the missing events and the requests so far.
 func (d *need) why() string {
 	why := d.cause
 	if n := len(d.partial); n > 0 {
@@ -84,10 +83,10 @@ func (d *need) why() string {
 		}
 		why += fmt.Sprintf("events of %d ranks are missing (%s)", n, names)
 	}
-	return fmt.Sprintf("%s; the shims were asked %d times, %d answered last", why, d.rounds, len(d.answered))
+	return fmt.Sprintf("%s; rounds of requests: %d, responses in the last: %d", why, d.rounds, len(d.answered))
 }
 
-// partials lists the ranks of a partition of which something was not seen.
+// partials lists the ranks of a partition with missing events.
 func (m *Machine) partials(p events.Partition) (list []partialRank) {
 	for key, r := range m.parts[p].ranks {
 		if r.Partial {
@@ -98,7 +97,7 @@ func (m *Machine) partials(p events.Partition) (list []partialRank) {
 	return list
 }
 
-// begun reports whether the incarnations are all there, or later ones.
+// begun reports whether the log has these incarnations, or later ones.
 func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.Incarnation) bool {
 	for key, incarnation := range answered {
 		if r := m.parts[p].ranks[key]; r == nil || r.Incarnation < incarnation {
@@ -108,20 +107,20 @@ func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.I
 	return true
 }
 
-// resyncWhenNeeded asks shims for as long as partitions need it, until ctx ends.
+// resyncWhenNeeded sends requests to shims for partitions that need a resync, until ctx ends.
 func (n *Node) resyncWhenNeeded(ctx context.Context) {
 	loop.Every(ctx, min(resyncTick, n.cfg.ResyncPause), func(now time.Time) {
 		var all sync.WaitGroup
 		for p := range events.Partition(len(n.parts)) {
 			if r := n.resyncDue(ctx, p, now); r != nil {
-				all.Go(func() { n.askShims(ctx, p, r) })
+				all.Go(func() { n.requestResync(ctx, p, r) })
 			}
 		}
 		all.Wait()
 	})
 }
 
-// resyncDue updates what a partition's ranks lack, and returns the round of requests that is due; nil if none is.
+// resyncDue updates the missing ranks of a partition, and returns the round of requests that is due; nil if none is.
 func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time) (r *round) {
 	o := n.parts[p]
 	o.mu.Lock()
@@ -137,16 +136,17 @@ func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time)
 	}
 	n.step(p, func(pt *partition) effects {
 		e := pt.ranksSeen(now, partial, begun)
-		r = e.ask
+		r = e.request
 		return e
 	})
 	return r
 }
 
-func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
+// requestResync sends one round of requests to the shims of a partition, and records their responses.
+func (n *Node) requestResync(ctx context.Context, p events.Partition, r *round) {
 	answered := map[events.RankKey]events.Incarnation{}
 	var mu sync.Mutex
-	heard := func(shims ...control.Shim) {
+	record := func(shims ...control.Shim) {
 		mu.Lock()
 		defer mu.Unlock()
 		for i := range shims {
@@ -158,20 +158,20 @@ func (n *Node) askShims(ctx context.Context, p events.Partition, r *round) {
 		n.resyncs.asked.Add(1)
 		shims, err := control.ResyncAll(ctx, n.cfg.Namespace, p, "", control.ResyncRequest{ID: r.id, Lost: true})
 		failed = err
-		heard(shims...)
+		record(shims...)
 	}
 	var all errgroup.Group
 	all.SetLimit(ranksAsked)
 	for _, rank := range r.partial {
 		all.Go(func() error {
 			n.resyncs.asked.Add(1)
-			// Another node that sees the same asks with the same id.
-			ask := control.ResyncRequest{ID: fmt.Sprintf("events-missing-in-%d", rank.incarnation), Of: rank.incarnation}
-			shim, err := control.Resync(ctx, n.cfg.Namespace, rank.key, ask)
+			// Other nodes send the same id for the same need.
+			request := control.ResyncRequest{ID: fmt.Sprintf("events-missing-in-%d", rank.incarnation), Of: rank.incarnation}
+			shim, err := control.Resync(ctx, n.cfg.Namespace, rank.key, request)
 			if err == nil && shim != nil {
-				heard(*shim)
+				record(*shim)
 			}
-			return nil // who does not answer is asked again in the next round
+			return nil // the next round repeats the request
 		})
 	}
 	_ = all.Wait()

@@ -17,47 +17,47 @@ import (
 )
 
 const (
-	exportBudget = 4096 // blocks that the writer exports at a time, between other work
+	exportBudget = 4096 // blocks exported by the writer in one step, between other work
 
-	// After each step of an export the writer rests for so many times as long as the step took. Publishing passes
-	// through several goroutines, here and in the server; each hand-over may wait for a goroutine that does not yield.
+	// After each step of an export the writer pauses for this multiple of the step's duration. Publishing passes
+	// through several goroutines, here and in the server, and each may wait for a goroutine that does not yield.
 	exportRest     = 2
 	exportRestMost = 10 * time.Millisecond
 
-	saveTick  = time.Second      // how often it is asked which partitions are due
+	saveTick  = time.Second      // the interval of the checks for due snapshots
 	saveRetry = 10 * time.Second // after a failure
 
-	// After so many failures in a row a node leaves a partition's snapshots to another node that has it, for so long.
+	// After this number of successive failures, a node leaves a partition's snapshots to another node for saveLeave.
 	saveAttempts = 3
 	saveLeave    = 10 * time.Minute
 
-	// Storing a snapshot may take as long as this and what its bytes need at that rate. Longer means that the bucket
-	// rejects writes, as on a full disk; what waits for a snapshot under way must not wait for that.
+	// The limit for storing a snapshot is storePatience plus the time for its bytes at storeRate. A longer write means
+	// that the bucket rejects writes, as on a full disk, and other work waits for the present snapshot.
 	storePatience = time.Minute
-	storeRate     = 2 << 20 // bytes a second, rests included
+	storeRate     = 2 << 20 // bytes a second, pauses included
 )
 
-var errOtherLog = errors.New("the log is not the one that was applied")
+var errOtherLog = errors.New("the log differs from the applied one")
 
 type saveState struct {
 	runIndex *snapshot.RunIndex
-	grown    growth    // the partition's at that time
-	lost     bool      // the snapshots before were deleted
-	at       time.Time // when it was written, or, before the first of this process, when the process began with it
-	failed   time.Time // when the last attempt failed; zero if it did not
-	fails    int       // how many in a row did
-	err      error     // why
+	grown    growth    // of the partition at that time
+	lost     bool      // the earlier snapshots were deleted
+	at       time.Time // the time of the write; before the first one of this process, the time of the restore
+	failed   time.Time // the time of the last failure; zero after a success
+	fails    int       // successive failures
+	err      error     // of the last failure
 	seq      events.StreamSeq
-	written  time.Time // by its writer's clock; zero: none is known
+	written  time.Time // by its writer's clock; zero: unknown
 	size     int64
 }
 
-// left reports whether the partition's snapshots are left to another node that has it, if there is one.
+// left reports whether the partition's snapshots are left to another node, if there is one.
 func (s *saveState) left(now time.Time) bool {
 	return s.fails >= saveAttempts && now.Sub(s.failed) < saveLeave
 }
 
-// begin resets the state to what a restore took; m is nil if no snapshot could be used.
+// begin sets the state after a restore; m is nil if no snapshot was usable.
 func (s *saveState) begin(runIndex *snapshot.RunIndex, m *snapshot.Manifest, now time.Time) {
 	*s = saveState{runIndex: runIndex, at: now}
 	if m != nil {
@@ -65,7 +65,7 @@ func (s *saveState) begin(runIndex *snapshot.RunIndex, m *snapshot.Manifest, now
 	}
 }
 
-// capture is what a snapshot says of a partition beside its image, as of one moment, and the image's export.
+// capture is the state of a partition at one moment, without its image, and the export of the image.
 type capture struct {
 	seq    events.StreamSeq
 	time   events.Millis
@@ -75,7 +75,7 @@ type capture struct {
 	export *radix.Export
 }
 
-// capture begins a snapshot of a partition as it is now.
+// capture begins a snapshot of a partition in its present state.
 func (m *Machine) capture(p events.Partition) *capture {
 	part := m.parts[p]
 	c := &capture{seq: m.Applied(p), time: part.time, grown: part.grown}
@@ -101,7 +101,7 @@ func (m *Machine) capture(p events.Partition) *capture {
 	return c
 }
 
-// saveWhenDue writes the snapshots that are due, one after the other, until ctx ends.
+// saveWhenDue writes the due snapshots, one after the other, until ctx ends.
 func (n *Node) saveWhenDue(ctx context.Context) {
 	loop.Every(ctx, saveTick, func(now time.Time) {
 		for _, p := range n.due(ctx, now) {
@@ -124,7 +124,7 @@ func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) 
 	return due
 }
 
-// grown asks the writers how much was applied to each partition since the process began.
+// grown returns the growth of each partition since the start of the process, from the writers.
 func (n *Node) grown(ctx context.Context) []growth {
 	grown := make([]growth, len(n.parts))
 	err := n.onShards(ctx, func(s *shard, m *Machine) {
@@ -132,13 +132,13 @@ func (n *Node) grown(ctx context.Context) []growth {
 			grown[p] = m.parts[p].grown
 		}
 	})
-	if err != nil { // ctx has ended: nothing is due
+	if err != nil { // ctx has ended, so no snapshot is due
 		return nil
 	}
 	return grown
 }
 
-// saveChanged writes a snapshot of each partition that has changed since its last one: the next start is faster.
+// saveChanged writes a snapshot of each partition with changes since the last one, for a faster next start.
 func (n *Node) saveChanged(ctx context.Context) {
 	for p, grown := range n.grown(ctx) {
 		o := n.parts[p]
@@ -151,7 +151,7 @@ func (n *Node) saveChanged(ctx context.Context) {
 	}
 }
 
-// Snapshot writes a snapshot now, changed or not, of every partition that the node keeps and that no other is to write.
+// Snapshot writes a snapshot now, even without changes, of every kept partition that no other node writes.
 func (n *Node) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	if err := n.Ready(); err != nil {
 		return nil, api.Errorf(api.CodeNotReady, "%v", err)
@@ -184,8 +184,8 @@ func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.Snaps
 	return info, err
 }
 
-// save writes one snapshot of a partition: plan, chunks, manifest, and then what may go. Whatever fails, the snapshots
-// that were there before stay whole; another node's later one makes this one needless.
+// save writes one snapshot of a partition: plan, chunks and manifest, then removes unneeded data. If a step fails, the
+// earlier snapshots stay intact. A later snapshot of another node makes this one unnecessary.
 func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotInfo, err error) {
 	n.saving.Lock()
 	defer n.saving.Unlock()
@@ -214,8 +214,9 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	if err := n.do(ctx, p, func(m *Machine) { c = m.capture(p) }); err != nil {
 		return info, err
 	}
-	defer c.export.Close() // what is left of it is the writer's no more
-	// the log has grown since, or it has lost its end: then what is applied must not replace what can be used
+	defer c.export.Close() // the writer no longer owns the rest of the export
+	// Either the log has grown since, or it has lost its end. In the second case the snapshot must not replace a usable
+	// one.
 	if c.seq > log.Last {
 		if stream, err = n.cfg.Namespace.StreamInfo(ctx, p); err != nil {
 			return info, fmt.Errorf("look at the log: %w", err)
@@ -287,7 +288,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
 }
 
-// cleanUp removes what no kept snapshot needs, from the bucket and then from the log.
+// cleanUp removes data that no remaining snapshot needs, from the bucket and then from the log.
 func (n *Node) cleanUp(ctx context.Context, p events.Partition, c snapshot.Cleanup, epoch jetstream.Epoch,
 	revision uint64) error {
 	if len(c.Delete) > 0 {

@@ -13,16 +13,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// shard is one of a node's indexes, with the goroutine that writes to it. Partitions are dealt out among shards by
-// turns: what a partition's ranks hold is in one shard, and events of partitions in different shards are applied at the
-// same time. A query is hashed once, and asks all shards that have ranks of its model.
+// shard is one of a node's indexes with its writer goroutine. Partitions are distributed over shards in turn, so one
+// shard has all ranks of a partition, and events of partitions in different shards are applied in parallel. A query is
+// hashed once and searches all shards with ranks of its model.
 type shard struct {
 	number  int
 	index   *radix.Index
 	machine *Machine
 	work    chan work
 	claims  chan struct{}           // of [Node.ClaimsChanged]
-	figures atomic.Pointer[figures] // which the writer counted last
+	figures atomic.Pointer[figures] // the writer's last counts
 }
 
 func (n *Node) newShard(number int) *shard {
@@ -45,10 +45,10 @@ func (n *Node) newShard(number int) *shard {
 	return s
 }
 
-// shard is the one that a partition is in.
+// shard returns the shard of a partition.
 func (n *Node) shard(p events.Partition) *shard { return n.shards[int(p)%len(n.shards)] }
 
-// partitions are those in a shard, kept or not.
+// partitions returns the partitions of a shard, kept or not.
 func (n *Node) partitions(s *shard) (list []events.Partition) {
 	for p := s.number; p < len(n.parts); p += len(n.shards) {
 		list = append(list, events.Partition(p))
@@ -56,20 +56,20 @@ func (n *Node) partitions(s *shard) (list []events.Partition) {
 	return list
 }
 
-// recheckPause is the least time between two looks at all ranks of a shard after changes of claims.
+// recheckPause is the minimum time between two checks of all ranks of a shard after changes of claims.
 const recheckPause = 20 * time.Millisecond
 
-// ClaimsChanged has writers look whether [Config.Claimed] now hides or shows a rank. It does not block.
+// ClaimsChanged makes writers check whether [Config.Claimed] now hides or shows a rank. It does not block.
 func (n *Node) ClaimsChanged() {
 	for _, s := range n.shards {
 		loop.Wake(s.claims)
 	}
 }
 
-// write does a shard's work until ctx ends.
+// write processes a shard's queue until ctx ends.
 func (n *Node) write(ctx context.Context, s *shard) {
 	var census radix.Census
-	due := time.NewTimer(0) // a part of the census
+	due := time.NewTimer(0) // the next part of the census
 	defer due.Stop()
 	claims, pause := (<-chan struct{})(s.claims), time.NewTimer(0)
 	defer pause.Stop()
@@ -103,7 +103,7 @@ func (n *Node) write(ctx context.Context, s *shard) {
 	}
 }
 
-// do runs f in the shard's writer, and waits until it has. If it returns an error f does not run, now or later.
+// do runs f in the shard's writer and waits for its end. After an error f does not run, now or later.
 func (s *shard) do(ctx context.Context, f func(*Machine)) error {
 	w := work{do: f, taken: new(atomic.Bool), done: make(chan struct{})}
 	select {
@@ -119,11 +119,11 @@ func (s *shard) do(ctx context.Context, f func(*Machine)) error {
 	if w.taken.CompareAndSwap(false, true) {
 		return ctx.Err()
 	}
-	<-w.done // the writer is at it
+	<-w.done // the writer runs f
 	return nil
 }
 
-// do runs f in the writer of a partition's shard, and waits until it has.
+// do runs f in the writer of a partition's shard and waits for its end.
 func (n *Node) do(ctx context.Context, p events.Partition, f func(*Machine)) error {
 	return n.shard(p).do(ctx, f)
 }
@@ -138,8 +138,8 @@ func (n *Node) onShards(ctx context.Context, f func(*shard, *Machine)) error {
 	return nil
 }
 
-// count counts a part of what is in the index, publishes figures when all is counted, and returns after how long the
-// next part is due. The writer calls it.
+// count counts a part of the index, publishes figures after the last part, and returns the time until the next part is
+// due. The writer calls it.
 func (s *shard) count(c *radix.Census) (next time.Duration) {
 	begun := time.Now()
 	stats, done := s.index.Count(c, censusPart)
@@ -150,14 +150,14 @@ func (s *shard) count(c *radix.Census) (next time.Duration) {
 	return max(next, censusShare*time.Since(begun))
 }
 
-// spaces numbers the models and block sizes of a node, for all its shards.
+// spaces numbers the pairs of model and block size of a node, for all its shards.
 type spaces struct {
 	mu   sync.Mutex
 	of   map[spaceKey]uint32
 	last uint32
 }
 
-// number returns the number of a model and block size. A new one gets want, if that is free and not 0.
+// number returns the number of a model and block size. A new pair gets want, if want is free and not 0.
 func (s *spaces) number(key spaceKey, want uint32) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,14 +179,14 @@ func (s *spaces) number(key spaceKey, want uint32) uint32 {
 	return want
 }
 
-// View is what queries know of ranks and models. It does not change; a later one replaces it.
+// View holds the ranks and models visible to queries. It does not change; a later view replaces it.
 type View struct {
 	Models map[string][]*Served // by model; one for each block size
-	Hidden []HiddenRank         // in the index, and in no answer
-	slots  [][]*RankOfView      // by shard and radix.RankID.Slot; nil where no rank is
+	Hidden []HiddenRank         // in the index, but in no answer
+	slots  [][]*RankOfView      // by shard and radix.RankID.Slot; nil: no rank
 }
 
-// Rank returns the rank with an id in a shard, or nil if the view does not have it: it came later or went before.
+// Rank returns the rank with an id in a shard; nil if the rank started or ended outside the view.
 func (v *View) Rank(shard int, id radix.RankID) *RankOfView {
 	if shard >= len(v.slots) {
 		return nil
@@ -198,7 +198,7 @@ func (v *View) Rank(shard int, id radix.RankID) *RankOfView {
 	return nil
 }
 
-// HiddenRank is a rank that the view leaves out: its worker has not claimed the model that it announces.
+// HiddenRank is a rank outside the view: its worker has not claimed the announced model.
 type HiddenRank struct {
 	Key       events.RankKey
 	Model     string
@@ -209,25 +209,25 @@ type HiddenRank struct {
 type Served struct {
 	BlockSize  uint32
 	Space      uint32
-	Lookaheads []uint32           // what its ranks have, each once, ascending
+	Lookaheads []uint32           // of the ranks, each once, ascending
 	Ranks      []*RankOfView      // ordered by instance and rank
-	Partitions []events.Partition // those that these ranks are in, ascending
-	Shards     []int              // the same
+	Partitions []events.Partition // of these ranks, ascending
+	Shards     []int              // of these ranks, ascending
 }
 
-// RankOfView is a rank as queries know it.
+// RankOfView is a rank in a View.
 type RankOfView struct {
 	Key       events.RankKey
 	Shard     int
 	ID        radix.RankID // in the shard's index
 	Partition events.Partition
-	Lookahead uint32 // how many tokens beyond a block its engine hashes with the block; see events.Event
+	Lookahead uint32 // tokens beyond a block that its engine hashes with the block; see events.Event
 	Bounded   bool   // its depths are an upper bound; see [radix.Index.Bounded]
 
 	memory *deviceMemory
 }
 
-// deviceMemory has what [radix.Index.DeviceMemory] returned for a rank after its last message. The writer stores it,
+// deviceMemory has the result of [radix.Index.DeviceMemory] for a rank after its last message. The writer stores it,
 // and queries load it.
 type deviceMemory struct{ figures atomic.Uint64 }
 
@@ -240,7 +240,7 @@ func (d *deviceMemory) load() (held, full uint32) {
 	return uint32(x >> 32), uint32(x)
 }
 
-// add puts a rank into a view that is being made.
+// add adds a rank to a new view.
 func (v *View) add(key spaceKey, space uint32, r *RankOfView) {
 	list := v.Models[key.model]
 	at := slices.IndexFunc(list, func(s *Served) bool { return s.BlockSize == key.blockSize })
@@ -262,7 +262,7 @@ func (v *View) add(key spaceKey, space uint32, r *RankOfView) {
 	v.slots[r.Shard][r.ID.Slot()] = r
 }
 
-// include puts x into an ascending list that has each value once.
+// include inserts x into an ascending list without duplicates.
 func include[T ~int | ~uint32](list []T, x T) []T {
 	at, found := slices.BinarySearch(list, x)
 	if found {
@@ -271,7 +271,7 @@ func include[T ~int | ~uint32](list []T, x T) []T {
 	return slices.Insert(list, at, x)
 }
 
-// order ends the making of a view.
+// order sorts a new view.
 func (v *View) order() {
 	for _, list := range v.Models {
 		slices.SortFunc(list, func(a, b *Served) int { return int(a.BlockSize) - int(b.BlockSize) })
@@ -281,7 +281,7 @@ func (v *View) order() {
 	}
 }
 
-// views are those of a node's shards, and what they are together.
+// views are the views of a node's shards, and their union.
 type views struct {
 	mu  sync.Mutex
 	of  []*View
@@ -299,7 +299,7 @@ func (vs *views) publish(shard int, v *View) {
 	vs.all.Store(v)
 }
 
-// joined is one view of several shards.
+// joined returns the union of several shards' views.
 func joined(list []*View) *View {
 	all := &View{Models: map[string][]*Served{}}
 	for _, v := range list {

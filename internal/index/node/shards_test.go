@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
-// TestShardsAnswerAsOne: nodes with 1, 2, 3 and 5 shards that have applied the same logs of five partitions give the
-// same answers, checksums, figures and lists of workers.
+// TestShardsAnswerAsOne: nodes with 1, 2, 3 and 5 shards and the same logs of five partitions return the same answers,
+// checksums, figures and lists of workers.
 func TestShardsAnswerAsOne(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
@@ -59,8 +59,8 @@ func TestShardsAnswerAsOne(t *testing.T) {
 	})
 }
 
-// TestDoEndsWithItsContext: what waits for a writer that is busy, or that does not run, ends with its context and is
-// not done later; what the writer is at is waited for.
+// TestDoEndsWithItsContext: work for a busy or stopped writer ends with its context and is not done later. Work that
+// has begun is completed first.
 func TestDoEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shard{work: make(chan work, 1)}
@@ -75,7 +75,7 @@ func TestDoEndsWithItsContext(t *testing.T) {
 		}
 		w := <-s.work
 		if w.run(nil); ran {
-			t.Error("it was done though nobody waits for it")
+			t.Error("the work ran after the end of its context")
 		}
 		ctx, cancel = context.WithCancel(t.Context())
 		release := make(chan struct{})
@@ -86,7 +86,7 @@ func TestDoEndsWithItsContext(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		if len(ended) > 0 {
-			t.Error("it is not waited for though the writer is at it")
+			t.Error("do returned while the writer ran the work")
 		}
 		close(release)
 		if err := <-ended; err != nil {
@@ -95,7 +95,7 @@ func TestDoEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// queriesOf draws questions about what logOf draws.
+// queriesOf draws queries for the logs of logOf.
 func queriesOf(t *rapid.T, partitions int) (list []*api.Query) {
 	for _, model := range []string{"m0", "m1", "none"} {
 		for range 8 {
@@ -126,7 +126,7 @@ func queriesOf(t *rapid.T, partitions int) (list []*api.Query) {
 	return list
 }
 
-// said applies logs to a node that does not run, and is all that it says then.
+// said applies logs to a node that does not run, and returns all its answers.
 func said(t *rapid.T, n *Node, logs [][]jetstream.Message, queries []*api.Query) (list []string) {
 	text := func(v any, err error) {
 		data, bad := json.Marshal(v)
@@ -161,7 +161,7 @@ func said(t *rapid.T, n *Node, logs [][]jetstream.Message, queries []*api.Query)
 			numbers[w.Number] = true
 		}
 	}
-	for _, s := range n.shards { // which wait for each other's writers else
+	for _, s := range n.shards { // otherwise the shards wait for each other's writers
 		go func() {
 			for w := range s.work {
 				w.run(s.machine)

@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// patience is how long a test waits for anything.
+// patience is the limit of all waits in the tests.
 const patience = 4 * time.Minute
 
 // site is one node with a NATS server of its own and one engine with its shim, all real.
@@ -38,11 +38,11 @@ type site struct {
 	ns     *jetstream.Namespace
 	bucket *jetstream.Bucket
 	engine *enginesim.Engine
-	prompt []uint32 // what the engine holds, 4 tokens a block
+	prompt []uint32 // the engine's prompt, 4 tokens a block
 
 	node     *Node
 	stopNode func()
-	stopping chan struct{} // closed when the node is told to stop
+	stopping chan struct{} // closed at the stop of the node
 	mend     func(context.Context) error
 
 	mendBucket func(context.Context) error
@@ -50,16 +50,16 @@ type site struct {
 	claimed    func(events.WorkerID, string) bool
 	index      radix.Config
 	interval   time.Duration       // between snapshots
-	room       time.Duration       // between looks at how full things are
-	blocks     uint64              // after which one is due earlier; 0: the usual
-	strict     bool                // what the shim cannot read clears its rank
-	size       func(string) uint32 // the registered block size of a model; nil: none is known
+	room       time.Duration       // between measurements of the usage
+	blocks     uint64              // blocks after which a snapshot is due earlier; 0: the default
+	strict     bool                // the shim clears its rank after an unreadable message
+	size       func(string) uint32 // the registered block size of a model; nil: none
 
 	mu     sync.Mutex
 	told   []string
-	script []string // what is done, and what the node tells of it; see transcript_test.go
+	script []string // the actions of the test and the events of the node; see transcript_test.go
 
-	caughtUp chan struct{} // closed when what is read after a restore has caught up, and that is written down
+	caughtUp chan struct{} // closed after the catch-up that follows a restore, once it is in the script
 }
 
 func newSite(t *testing.T) *site {
@@ -126,7 +126,7 @@ func (w *site) heard() string {
 	return strings.Join(w.told, "\n")
 }
 
-// start starts the node; the one before must have been stopped.
+// start starts the node; the previous one must have been stopped.
 func (w *site) start() {
 	w.Helper()
 	w.say("the node starts")
@@ -154,7 +154,7 @@ func (w *site) start() {
 	w.mu.Lock()
 	caughtUp := w.caughtUp
 	w.mu.Unlock()
-	<-caughtUp // it is ready a moment before it tells that
+	<-caughtUp // the node is ready slightly before its log line
 }
 
 // startShim runs the engine's shim until the returned function is called.
@@ -192,7 +192,7 @@ func (w *site) startShim() (stop func()) {
 	return stop
 }
 
-// grow has the engine hold n more blocks of the prompt.
+// grow makes the engine hold n more blocks of the prompt.
 func (w *site) grow(n int) {
 	w.Helper()
 	w.say("the engine stores %d blocks", n)
@@ -203,7 +203,7 @@ func (w *site) grow(n int) {
 	w.must(err)
 }
 
-// awaitAll waits until the node serves, sees the whole prompt on the worker, and needs nothing.
+// awaitAll waits until the node serves, has the whole prompt on the worker, and has no problems.
 func (w *site) awaitAll() *api.Status {
 	w.Helper()
 	var a *api.Answer
@@ -236,7 +236,7 @@ func (w *site) snapshot() {
 	}
 }
 
-// purge trims the log behind everybody's back.
+// purge trims the log without the node.
 func (w *site) purge(keepFrom events.StreamSeq) {
 	w.Helper()
 	w.say("the log is trimmed, by nobody of ours")

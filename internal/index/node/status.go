@@ -22,7 +22,7 @@ func timeOf(ms events.Millis) time.Time {
 	return time.UnixMilli(int64(ms)).UTC()
 }
 
-// Workers lists every rank that the log knows, of the partitions that this node has. Any goroutine may call it.
+// Workers lists every rank in the partitions of this node. It is safe for concurrent use.
 func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	list := &api.WorkerList{Workers: []api.WorkerInfo{}}
 	before := n.progress(nil)
@@ -48,7 +48,7 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 		for i := range list.Workers {
 			w := &list.Workers[i]
 			r := m.parts[w.Partition].ranks[events.RankKey{Instance: w.Instance, Rank: w.Rank}]
-			if n.shard(w.Partition) != s || r == nil { // it has gone since
+			if n.shard(w.Partition) != s || r == nil { // the rank is gone since
 				continue
 			}
 			of := m.index.RankStats(r.id)
@@ -65,11 +65,11 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 	return list, err
 }
 
-// holdsWithin bounds how long [Node.Holds] waits for a writer.
+// holdsWithin limits how long [Node.Holds] waits for a writer.
 const holdsWithin = time.Second
 
 // Holds reports whether the index holds blocks of a worker. It fails if the worker's partition is not restored, or if
-// its writer is busy for a second. Any goroutine may call it.
+// the writer is busy for a second. It is safe for concurrent use.
 func (n *Node) Holds(ctx context.Context, instance events.WorkerID) (holds bool, err error) {
 	p, err := n.cfg.Namespace.PartitionOf(instance)
 	if err != nil {
@@ -92,22 +92,22 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 	return api.TierCounts{Device: uint64(h[0]), Host: uint64(h[1]), Disk: uint64(h[2]), External: uint64(h[3])}
 }
 
-// Status says how the node is doing. The writers count what is in the index for it. Any goroutine may call it.
+// Status returns the state of the node. The writers count the index for it. It is safe for concurrent use.
 func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.statusNow(ctx, nil) }
 
-// Recent says how the node is doing, with what the writers last counted by themselves: some seconds ago, or longer
-// where the index is large. No writer is asked. Any goroutine may call it.
+// Recent returns the state of the node with the writers' last periodic counts, some seconds old, or older for
+// a large index. It is safe for concurrent use.
 func (n *Node) Recent() (*api.Status, *Applied) {
 	f := new(figures)
 	for _, s := range n.shards {
 		f.add(s.figures.Load(), n.partitions(s))
 	}
-	s, _ := n.status(f, nil) // fails only where a checksum does
+	s, _ := n.status(f, nil) // only a checksum can fail
 	return s, &f.applied
 }
 
-// DistinctBlocks returns the number of different blocks in the index, as the writers counted them some seconds ago. It
-// is safe for concurrent use.
+// DistinctBlocks returns the number of distinct blocks in the index, from the writers' last periodic counts. It is safe
+// for concurrent use.
 func (n *Node) DistinctBlocks() (blocks uint64) {
 	for _, s := range n.shards {
 		if f := s.figures.Load(); f != nil {
@@ -117,7 +117,7 @@ func (n *Node) DistinctBlocks() (blocks uint64) {
 	return blocks
 }
 
-// statusNow has the writers count, and says how the node is doing.
+// statusNow returns the state of the node with fresh counts from the writers.
 func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {
 	f := new(figures)
@@ -128,8 +128,8 @@ func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *e
 	return n.status(f, checksum)
 }
 
-// status says how the node is doing. checksum, if not nil, gives a partition's checksum, and the place in the log that
-// it belongs to.
+// status returns the state of the node with the counts of f. checksum, if not nil, returns a partition's checksum and
+// sets the log position of this checksum.
 func (n *Node) status(f *figures, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {
 	s := &api.Status{
@@ -148,7 +148,7 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 	}
 	for model := range view.Models {
 		registered := n.registered(model)
-		list := view.of(model, registered)
+		list := view.sizesOf(model, registered)
 		for _, served := range list {
 			s.Models = append(s.Models, api.ModelStatus{Model: model, BlockSize: served.BlockSize,
 				Ranks: len(served.Ranks)})
@@ -201,7 +201,7 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		}
 		o.mu.Lock()
 		k := o.phase.data()
-		if k == nil { // it is kept no more
+		if k == nil { // the partition is no longer kept
 			o.mu.Unlock()
 			continue
 		}
@@ -223,7 +223,7 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 				fmt.Sprintf("%d messages are not applied", d.LogLast-at.seq), seeBehind)
 		case k.err != nil:
 			found.add(p, logFailed, sentences(k.err.Error(), old), seeNATS)
-		case old != "" && k.usage.refused == nil: // else the reason is that the log takes nothing
+		case old != "" && k.usage.refused == nil: // a refused write is the reason otherwise, and is reported already
 			found.add(p, logUnheard, old, seeNATS)
 		}
 		if r := o.reading(); r != nil && r.rereading {
@@ -237,10 +237,10 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 			found.add(p, "resync needed", d.why(), seeResync)
 		}
 		switch err := k.saved.problem(); {
-		case err == nil, k.err != nil, k.usage.refused != nil: // NATS is away, or full: that is a problem already
+		case err == nil, k.err != nil, k.usage.refused != nil: // the failure of NATS is a problem already
 		case n.writes(p):
 			found.add(p, snapshotFailed, err.Error(), seeNATS)
-		case k.saved.left(time.Now()): // else what is another's to write by now is no matter
+		case k.saved.left(time.Now()): // otherwise another node writes the snapshot
 			found.add(p, snapshotLeft+d.Writer,
 				fmt.Sprintf("%d times: %v", k.saved.fails, err), seeNATS)
 		}
@@ -252,13 +252,13 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 	return s, nil
 }
 
-// sentences joins texts that are not empty.
+// sentences joins the texts that are not empty.
 func sentences(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "; ")
 }
 
-// otherSizes names the ranks whose events state another block size for a model than the registered one; empty if none
-// do.
+// otherSizes returns a problem with the ranks whose events have another block size than the registered one of the
+// model; empty if there are none.
 func (v *View) otherSizes(model string, registered uint32) string {
 	var others []string
 	for _, s := range v.Models[model] {
@@ -349,9 +349,9 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 	return problems
 }
 
-// waitingProblem returns a problem if no block that an engine has announced has a place in the index: all follow blocks
-// that were never seen. This happens if the engine spoke before its shim began and cannot repeat it. It ends with the
-// first block that has a place, and when the engine holds none of the blocks any more.
+// waitingProblem returns a problem if no block announced by an engine has a place in the index because all follow
+// unseen blocks. This happens if the engine published blocks before its shim started and cannot repeat them. The
+// problem ends with the first block that has a place, and when the engine holds none of the blocks anymore.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
 	placed := held > 0 || s.SetBlocks > 0 || r.placed || r.restored && s.Pending == 0
 	since := change{r.Stored - r.before.stored, r.Removed - r.before.removed}
@@ -365,10 +365,9 @@ func waitingProblem(r *rank, s radix.RankStats, held int64) string {
 		r.Key(), since.stored, s.Pending)
 }
 
-// copiesProblem speaks up when a rank is counted as holding far more copies than blocks. An engine has a copy more
-// where two requests computed a block at once, or one computed its prompt's last block again; but one that announces
-// blocks again when they are reused, which vLLM does for requests with kv_cache_report_mode=full and without a sign, is
-// counted alike.
+// copiesProblem returns a problem if a rank counts far more copies than blocks. An engine has one copy more if two
+// requests computed a block at the same time, or if one request computed the last block of its prompt again. An engine
+// that announces reused blocks again has the same counts: vLLM does so for requests with kv_cache_report_mode=full.
 func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 	if s.Copies < 1000 || s.Copies < 4*held {
 		return ""
@@ -378,7 +377,7 @@ func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 			"what to do: leave kv_cache_report_mode=full out of requests, then run indexer resync", r.Key(), held, s.Copies)
 }
 
-// byName lists the counts under the names that metrics and status give them.
+// byName returns the counts under their names in metrics and in the status.
 func (c *Counts) byName() map[string]uint64 {
 	ix := &c.Index
 	return map[string]uint64{
@@ -391,7 +390,7 @@ func (c *Counts) byName() map[string]uint64 {
 		"blocks_attached":   ix.Attached,
 		"pending_cancelled": ix.Cancelled, "pending_expired": ix.Expired, "pending_overflowed": ix.Overflowed,
 		"pending_cleared": ix.ClearedWaiting,
-		// the same under their old names, for one release
+		// Deprecated names of the same counts, kept for one release.
 		"blocks_parked": ix.Pending, "parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired,
 		"parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,
 		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved,

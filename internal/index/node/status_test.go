@@ -17,8 +17,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// TestWhoseSnapshotIsAProblem: a snapshot that could not be written is a problem of the node that is to write it, for
-// as long as it is.
+// TestWhoseSnapshotIsAProblem: a failed snapshot is a problem of the node that writes the partition's snapshots, as
+// long as it does.
 func TestWhoseSnapshotIsAProblem(t *testing.T) {
 	w := newSite(t)
 	var view atomic.Pointer[cluster.View]
@@ -45,10 +45,10 @@ func TestWhoseSnapshotIsAProblem(t *testing.T) {
 	}
 }
 
-// TestWhatIsSaidOfALog: a log that cannot be read is not said to have what it was not seen to have.
-func TestWhatIsSaidOfALog(t *testing.T) {
+// TestUnreadableLogInStatus: the status of an unreadable log claims no unseen messages.
+func TestUnreadableLogInStatus(t *testing.T) {
 	w := newSite(t)
-	w.room = time.Hour // nothing is looked at but what the test says
+	w.room = time.Hour // only the test measures
 	w.start()
 	defer w.stopNode()
 	w.startShim()
@@ -83,9 +83,9 @@ func TestWhatIsSaidOfALog(t *testing.T) {
 	}
 }
 
-// TestWhatOnlyWaitsIsAProblem: a rank of which everything waits for parents that nobody has seen is said to be so, also
-// when it has waited for too long, until something of it has a place.
-func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
+// TestRankWithoutPlacedBlocks: a rank whose blocks all wait for unseen parents is a problem, also after they expired,
+// until one of its blocks has a place.
+func TestRankWithoutPlacedBlocks(t *testing.T) {
 	m := NewMachine(radix.New(radix.Config{PendingFor: 1000}), 1)
 	key, next, seq := events.RankKey{Instance: "w"}, events.EventID(1), events.StreamSeq(1)
 	incarnation := events.Incarnation(0)
@@ -124,7 +124,7 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 			t.Errorf("%s: %q, want %q", step.what, problems, step.problem)
 		}
 	}
-	// of what was announced before the snapshot only the end is known
+	// Only the end of the blocks before the snapshot is known.
 	for want, s := range map[bool]radix.RankStats{true: {Pending: 2}, false: {}} {
 		r := &rank{RankState: snapshot.RankState{Stored: 5}, restored: true}
 		if p := waitingProblem(r, s, 0); (p != "") != want {
@@ -142,7 +142,7 @@ func TestWhatOnlyWaitsIsAProblem(t *testing.T) {
 	}
 }
 
-// stored is an event of blocks after a parent, or, after 0, from a prompt's start.
+// stored returns an event of blocks after a parent, or, for parent 0, from a prompt's start.
 func stored(parent events.BlockHash, blocks ...events.BlockHash) events.Event {
 	e := events.Event{Kind: events.Stored, Tier: events.Device, Attention: events.AttentionFull, HasParent: parent != 0,
 		Parent: parent, Blocks: blocks}
@@ -152,9 +152,8 @@ func stored(parent events.BlockHash, blocks ...events.BlockHash) events.Event {
 	return e
 }
 
-// TestAFullDiskIsSaidOnce: what the server in this process says of itself is left out where a log or the bucket says
-// so.
-func TestAFullDiskIsSaidOnce(t *testing.T) {
+// TestFullDiskIsReportedOnce: the NATS server's own problem is omitted if a log or the bucket reports the same error.
+func TestFullDiskIsReportedOnce(t *testing.T) {
 	const cause = "write /data/$G/streams/KV_EVENTS_n_0/msgs/1.blk: no space left on device"
 	full := fmt.Errorf("write to stream KV_EVENTS_n_0: %w: %s", jetstream.ErrFull, cause)
 	other := "server: not available: JetStream stream '$G > X' is not current"

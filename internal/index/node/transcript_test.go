@@ -15,9 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-var update = flag.Bool("update", false, "write testdata/*.txt anew from what the tests see")
+var update = flag.Bool("update", false, "rewrite testdata/*.txt from the tests' results")
 
-// say writes into the transcript what a test does.
+// say adds an action of the test to the transcript.
 func (w *site) say(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -31,12 +31,12 @@ func (w *site) recorded() *slog.Logger {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		text := "  " + stable(fmt.Sprintf(format, args...))
-		if n := len(w.script); n == 0 || w.script[n-1] != text { // what is tried again and again is told once
+		if n := len(w.script); n == 0 || w.script[n-1] != text { // a repeated event is recorded once
 			w.script = append(w.script, text)
 		}
 	}
-	// asks is line for what is asked again and again while something else may be done: it is told once after a restore,
-	// and once after a shim has started.
+	// asks is line for repeated requests that overlap other actions. It records one request after a restore, and one
+	// after the start of a shim.
 	asks := func(format string, args ...any) {
 		w.mu.Lock()
 		text := "  " + stable(fmt.Sprintf(format, args...))
@@ -56,8 +56,8 @@ func (w *site) recorded() *slog.Logger {
 		defer o.mu.Unlock()
 		return o.phase.state()
 	}
-	whole := false // nothing was lost at the last restore
-	lost := ""     // by the restore that is logged next
+	whole := false // the last restore had no loss
+	lost := ""     // by the restore in the next log line
 	return logtest.New(func(l logtest.Line) {
 		attr := func(key string) string { return fmt.Sprint(l.Attrs[key]) }
 		p, _ := l.Attrs["partition"].(events.Partition)
@@ -75,31 +75,31 @@ func (w *site) recorded() *slog.Logger {
 			w.mu.Unlock()
 			w.tell("restored at %s, %s ranks, lost %q", attr("seq"), attr("ranks"), lost)
 			lost = ""
-		case "snapshot passed over":
+		case "snapshot skipped":
 			line("passes over a snapshot: %s", attr("reason"))
 			w.tell("rejected: %s: %s", attr("reason"), attr("error"))
 		case "caught up":
 			now := state(p)
 			w.mu.Lock()
 			done := w.caughtUp
-			if whole && now == api.PartitionResync { // it was seen in the meantime that a rank needs it
+			if whole && now == api.PartitionResync { // the node detected the need of a rank meanwhile
 				now = api.PartitionServing
 			}
 			w.mu.Unlock()
 			line("has caught up; state %s", now)
 			close(done)
-		case "the log is not the one that was applied; beginning again":
+		case "the log differs from the applied one; restoring again":
 			line("the log is unfit: %s", attr("found"))
 			w.tell("unfit: %s", attr("found"))
-		case "shims asked to say again what their engines hold":
+		case "resync requested from the shims":
 			w.mu.Lock()
 			done := w.caughtUp
 			w.mu.Unlock()
 			select {
-			case <-done: // another goroutine logs that
+			case <-done: // another goroutine logs the catch-up
 			case <-w.stopping:
 			}
-			cause, _, _ := strings.Cut(attr("why"), "; the shims were asked")
+			cause, _, _ := strings.Cut(attr("why"), "; rounds of requests: ")
 			asks("asks the shims, state %s: %s", state(p), cause)
 			w.tell("asked: %s: %s", attr("why"), attr("answered"))
 		case "resync is over":
@@ -126,7 +126,7 @@ var unstable = []struct {
 	{regexp.MustCompile(`; lost: $`), ""},
 }
 
-// stable gives what differs from run to run a name.
+// stable replaces varying parts of a text by names.
 func stable(text string) string {
 	for _, u := range unstable {
 		text = u.re.ReplaceAllString(text, u.by)
@@ -134,7 +134,7 @@ func stable(text string) string {
 	return text
 }
 
-// compareTranscript compares what was done and told with testdata/NAME.txt.
+// compareTranscript compares the transcript with testdata/NAME.txt.
 func (w *site) compareTranscript(name string) {
 	w.Helper()
 	w.mu.Lock()

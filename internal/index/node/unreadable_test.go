@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestUnreadableMessage has an engine say what cannot be read to a shim that clears its rank then: nobody is credited
-// with what may have gone then, also after the shim was started again, and what the engine says next is believed.
+// TestUnreadableMessage: an engine sends an unreadable message to a shim that then clears its rank. The rank is
+// credited with no possibly removed blocks, also after a restart of the shim, and later messages count again.
 func TestUnreadableMessage(t *testing.T) {
 	w := newSite(t)
 	w.strict = true
@@ -36,15 +36,15 @@ func TestUnreadableMessage(t *testing.T) {
 	w.must(w.engine.Garble())
 	awaitNothing()
 	stop()
-	w.must(w.engine.Garble()) // while nobody listens: the replay has it
+	w.must(w.engine.Garble()) // while no shim runs: the replay has the message
 	w.startShim()
 	awaitNothing()
 	w.must(w.engine.Clear())
-	w.grow(2) // with all that came before it
+	w.grow(2) // with all earlier blocks
 	w.awaitAll()
 }
 
-// garbled are messages that no shim writes, and what is left of some that one wrote.
+// garbled returns messages that no shim writes, and truncated or changed messages.
 func garbled(t *testing.T) map[string][]byte {
 	whole, err := events.AppendBatch(nil, &events.Batch{Incarnation: 1 << 60, FirstID: 7, Model: "m", BlockSize: 4,
 		Events: []events.Event{{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1, 2}}}})
@@ -57,8 +57,8 @@ func garbled(t *testing.T) map[string][]byte {
 		"cut off": whole[:len(whole)-5], "longer": append(slices.Clone(whole), 0), "a later version": later}
 }
 
-// TestUnreadableLog: whatever the last message of a rank is in the log, its shim goes on, and starts again, with a new
-// incarnation that has all that the engine holds.
+// TestUnreadableLog: for any unreadable last message of a rank, its shim continues or starts with a new incarnation
+// that has all blocks of the engine.
 func TestUnreadableLog(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -73,7 +73,7 @@ func TestUnreadableLog(t *testing.T) {
 	poisoned := 0
 	for name, data := range garbled(t) {
 		before := w.awaitAll().Events["incarnations"]
-		garble(data) // while it runs: it finds out when it publishes next
+		garble(data) // while the shim runs: it detects the message at its next publish
 		w.grow(1)
 		if now := w.awaitAll().Events; now["incarnations"] != before+1 {
 			t.Errorf("%s, while the shim runs: incarnations %d, before %d", name, now["incarnations"], before)

@@ -10,21 +10,22 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Replicas of a partition are compared by checksums of what they hold at one sequence of its log. While events flow no
-// two replicas are at the same sequence at the same time. So each gets a request for a sequence that it has not applied
-// yet, and computes the checksum between that message and the next.
+// Replicas of a partition are compared by checksums of their ranks at one sequence of the log. While events flow, no
+// two replicas are at the same sequence at the same time. So each replica receives a request for a later sequence, and
+// computes the checksum between that message and the next.
 
-// verifyWait bounds how long a place is waited for.
+// verifyWait limits the wait for a log position.
 const verifyWait = time.Second
 
-// checksumRequest is a place in a partition's log at which a checksum is wanted.
+// checksumRequest is a log position with a requested checksum.
 type checksumRequest struct {
 	seq  events.StreamSeq
 	sum  uint64
-	done chan struct{} // closed once sum is there
+	done chan struct{} // closed once sum is set
 }
 
-// RequestChecksum wants the checksum of a partition at a place that it has not come to; it reports false if it has.
+// RequestChecksum requests the checksum of a partition at a later position. It returns false if the position is already
+// applied.
 func (m *Machine) RequestChecksum(p events.Partition, k *checksumRequest) bool {
 	part := m.parts[p]
 	if m.Applied(p) >= k.seq {
@@ -34,7 +35,7 @@ func (m *Machine) RequestChecksum(p events.Partition, k *checksumRequest) bool {
 	return true
 }
 
-// CancelChecksum removes a request that was not reached.
+// CancelChecksum removes a request before its position is reached.
 func (m *Machine) CancelChecksum(p events.Partition, k *checksumRequest) {
 	part := m.parts[p]
 	part.checksums = slices.DeleteFunc(part.checksums, func(r *checksumRequest) bool { return r == k })
@@ -53,10 +54,10 @@ func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 	part.checksums = left
 }
 
-// Verify is Status with a checksum of each partition, which belongs to the place in the log that the status names:
-// replicas at the same place have the same. For partitions in at it is of that place, if the node has not passed it yet
-// and comes to it within a second; else of where it is. Reckoning it visits every block held and holds up events
-// meanwhile, not queries.
+// Verify returns Status with a checksum of each partition at the status's log position; replicas at the same position
+// have equal checksums. For a partition in at, the checksum is for that position if the node reaches it within a second
+// and has not passed it; otherwise for the present one. The computation visits every held block and delays events, but
+// not queries.
 func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
 	for _, want := range at {
 		if int(want.Partition) >= len(n.parts) {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestChecksumAtAPlace wants checksums of places within what is applied at once: they are those of a replica that has
-// come just so far.
+// TestChecksumAtAPlace requests checksums at positions within one batch of messages. They equal those of a replica at
+// the same position.
 func TestChecksumAtAPlace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		log := logOf(t)
@@ -45,7 +45,7 @@ func TestChecksumAtAPlace(t *testing.T) {
 			}
 		}
 		if m.RequestChecksum(0, &checksumRequest{seq: m.Applied(0)}) {
-			t.Fatal("a place that was passed is marked")
+			t.Fatal("an applied position was accepted")
 		}
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
 )
 
-func TestHowShimsWait(t *testing.T) {
+func TestWaitingPhrase(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	waiting := func(instance string, after time.Duration) control.Shim {
 		s := control.Shim{Instance: "idle"}
@@ -17,10 +17,10 @@ func TestHowShimsWait(t *testing.T) {
 		}
 		return s
 	}
-	if said := howTheyWait([]control.Shim{waiting("", 0)}); said != "" {
+	if said := waitingPhrase([]control.Shim{waiting("", 0)}); said != "" {
 		t.Errorf("of one that does not wait: %q", said)
 	}
-	got := howTheyWait([]control.Shim{waiting("x", time.Minute), waiting("", 0), waiting("x", 0)})
+	got := waitingPhrase([]control.Shim{waiting("x", time.Minute), waiting("", 0), waiting("x", 0)})
 	if want := "2 of 3 shims wait, w-x/0 since 2026-01-02T03:04:05Z: no room; what to do: make some"; got != want {
 		t.Errorf("said %q, want %q", got, want)
 	}

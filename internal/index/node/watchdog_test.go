@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// twoGenerations brings a site to two snapshots and a log that goes on after the newer.
+// twoGenerations returns a site with two snapshots and later messages in the log.
 func twoGenerations(t *testing.T) *site {
 	w := newSite(t)
 	w.start()
@@ -34,7 +34,7 @@ func twoGenerations(t *testing.T) *site {
 	return w
 }
 
-// newest is the current manifest.
+// newest returns the current manifest.
 func (w *site) newest() *snapshot.Manifest {
 	w.Helper()
 	entry, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
@@ -44,12 +44,12 @@ func (w *site) newest() *snapshot.Manifest {
 	return m
 }
 
-func TestStreamMadeAnewUnderALiveNode(t *testing.T) {
+func TestStreamRecreatedUnderALiveNode(t *testing.T) {
 	w := twoGenerations(t)
 	w.say("the stream is deleted, and made again")
 	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
 	w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
-	// The engine says nothing more: only who is asked can say what it holds.
+	// The engine sends no more events: only a request makes its shim repeat its blocks.
 	s := w.awaitAfter("resynced")
 	w.expect("unfit: epoch changed", "asked: resync needed: epoch changed")
 	if s.Resyncs.Asked < minRounds || s.Resyncs.Ended != 1 || s.Snapshots.Rejected["other_epoch"] != 2 {
@@ -85,10 +85,10 @@ func TestStreamDeletedUnderALiveNode(t *testing.T) {
 	w.compareTranscript("stream-deleted")
 }
 
-// TestSnapshotBucketDeletedUnderALiveNode: the node creates the bucket again and writes a snapshot into it at once,
-// also if nothing has changed since the last one. Another node that finds the new bucket does the same.
+// TestSnapshotBucketDeletedUnderALiveNode: the node recreates the bucket and writes a snapshot into it immediately,
+// even without changes since the last one. It does the same if another node has recreated the bucket.
 func TestSnapshotBucketDeletedUnderALiveNode(t *testing.T) {
-	for name, mends := range map[string]bool{"the node creates it": true, "somebody else creates it": false} {
+	for name, mends := range map[string]bool{"the node creates it": true, "another node creates it": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newSite(t)
 			create := func(ctx context.Context) error {
@@ -139,7 +139,7 @@ func (w *site) awaitTold(word string) {
 	}
 }
 
-// awaitAfter is awaitAll once something was told.
+// awaitAfter is awaitAll after an event.
 func (w *site) awaitAfter(word string) *api.Status {
 	w.Helper()
 	w.awaitTold(word)
@@ -161,14 +161,14 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 	w.start()
 	s := w.awaitAfter("resynced")
 	w.expect("rejected: log_truncated", fmt.Sprintf(
-		"asked: resync needed: what the log said before %d is gone and no snapshot has it", last+1))
+		"asked: resync needed: the messages of the log before %d are gone, and no snapshot replaces them", last+1))
 	if s.Snapshots.Rejected["log_truncated"] != 1 {
 		t.Errorf("counted %+v", s.Snapshots)
 	}
 	w.compareTranscript("log-purged-past-the-node")
 }
 
-// awaitLog waits until so many messages have been said, and returns the last one's place.
+// awaitLog waits until the log has n messages, and returns the last one's sequence.
 func (w *site) awaitLog(n events.StreamSeq) events.StreamSeq {
 	w.Helper()
 	before := w.node.applied(0)
@@ -183,8 +183,8 @@ func (w *site) awaitLog(n events.StreamSeq) events.StreamSeq {
 	return 0
 }
 
-// TestServerRestoredFromAnOlderCopy takes the end of the log away from under everybody. The shim finds it out when it
-// publishes; the node asks, so that it need not.
+// TestServerRestoredFromAnOlderCopy removes the end of the log under all clients. The shim would detect the loss at its
+// next publish; the node's request makes this unnecessary.
 func TestServerRestoredFromAnOlderCopy(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -217,7 +217,7 @@ func TestServerRestoredFromAnOlderCopy(t *testing.T) {
 func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
 	w := twoGenerations(t)
 	w.stopNode()
-	newest, fresh := w.newest(), "" // fresh: a chunk that the older one does not have
+	newest, fresh := w.newest(), "" // fresh: a chunk absent from the older generation
 	for _, ref := range newest.Chunks {
 		if key, _ := snapshot.ParseKey(ref.Key); key.Generation == newest.Generation {
 			fresh = ref.Key
@@ -245,7 +245,7 @@ func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
 		len(list.Generations[0].BadChunks) != 1 || list.Generations[0].BadChunks[0].Key != fresh {
 		t.Errorf("verify: %+v", list.Generations)
 	}
-	w.snapshot() // does not trust what it found bad
+	w.snapshot() // does not reuse the corrupt chunks
 	w.restart()
 	w.awaitAll()
 	w.allUsable()
@@ -278,7 +278,7 @@ func TestManifestThatCannotBeRead(t *testing.T) {
 	w.must(err)
 	older := w.newest().Previous
 
-	// A later build's, whole.
+	// A valid manifest of a later build.
 	before, _, ok := bytes.Cut(entry.Value, []byte("\"checksum\": "))
 	if i := bytes.LastIndex(entry.Value, []byte("\"checksum\": ")); ok {
 		before = entry.Value[:i]
@@ -323,15 +323,15 @@ func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
 			w.must(err)
 		}
 	}
-	w.grow(1) // whoever reads the rest of the log sees an incarnation in its middle
+	w.grow(1) // a reader of the remaining log sees an incarnation in its middle
 	w.awaitLog(1)
 	w.forget()
 	w.start()
 	s := w.awaitAfter("resynced")
-	w.expect("rejected: unreadable", "is gone and no snapshot has it")
+	w.expect("rejected: unreadable", "are gone, and no snapshot replaces them")
 	for deadline := time.Now().Add(patience); len(s.Problems) > 0 &&
 		time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		s = w.awaitAll() // that the node stood still is a problem until it looks again
+		s = w.awaitAll() // the node's standstill is a problem until its next measurement
 	}
 	if s.Snapshots.Rejected["unreadable"] != 2 || s.Resyncs.Answered == 0 || len(s.Problems) != 0 {
 		t.Errorf("counted %+v, %+v; problems %q", s.Snapshots, s.Resyncs, s.Problems)
@@ -354,7 +354,7 @@ func seenInItsMiddle(t *testing.T) *site {
 	return w
 }
 
-// awaitPartial waits until the node says that it misses events of the rank.
+// awaitPartial waits until the node reports missing events of the rank.
 func (w *site) awaitPartial() {
 	w.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
@@ -370,11 +370,11 @@ func (w *site) awaitPartial() {
 	}
 }
 
-// TestRankSeenInItsMiddle keeps the mark of a rank whose beginning was not seen, over a restart, until its shim is
-// there to say it.
+// TestRankSeenInItsMiddle keeps the mark of a rank with an unseen beginning over a restart, until its shim repeats the
+// blocks.
 func TestRankSeenInItsMiddle(t *testing.T) {
 	w := seenInItsMiddle(t)
-	w.awaitTold("asked: resync needed: events of 1 ranks") // the log's lost beginning has been dealt with
+	w.awaitTold("asked: resync needed: events of 1 ranks") // the lost beginning of the log is resolved
 	w.awaitPartial()
 	w.snapshot()
 	w.say("the node stops")
@@ -389,8 +389,8 @@ func TestRankSeenInItsMiddle(t *testing.T) {
 	w.compareTranscript("rank-seen-in-its-middle")
 }
 
-// TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: nothing is known of it any more,
-// here and after a restart. If it does come back, it begins anew.
+// TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: the rank is removed, here and after
+// a restart. If the engine returns, the rank begins again.
 func TestForgottenByAnOperator(t *testing.T) {
 	w := seenInItsMiddle(t)
 	w.awaitPartial()
@@ -442,18 +442,17 @@ func TestForgottenByAnOperator(t *testing.T) {
 	if forced, err := shim.Forget(w.ctx, w.ns, key, true); err != nil || forced.Incarnation == 0 {
 		t.Fatalf("by force: %+v, %v", forced, err)
 	}
-	w.grow(1) // the shim finds out when it publishes
+	w.grow(1) // the shim detects it at its next publish
 	w.awaitAll()
 	stop()
 }
 
-// TestSnapshotsAreDue has snapshots written by themselves: by time and by blocks since the last, and not while nothing
-// changes.
+// TestSnapshotsAreDue: snapshots are written by time and by blocks since the last one, and not without changes.
 func TestSnapshotsAreDue(t *testing.T) {
-	t.Parallel() // else its cases are waited for before any other test begins
+	t.Parallel() // otherwise its cases delay all other tests
 	for name, set := range map[string]func(*site){
 		"by time": func(w *site) { w.interval = time.Second }, "by blocks": func(w *site) { w.blocks = 7 },
-		// 10 blocks are some 300 bytes
+		// 10 blocks are about 300 bytes
 		"by room": func(w *site) { w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 1200})) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -510,14 +509,14 @@ func TestPoison(t *testing.T) {
 	if s := w.awaitAll(); s.Events["poison"] != 3 {
 		t.Errorf("counted %v", s.Events)
 	}
-	// Nor does it harm whoever restores and replays.
+	// Restores and replays succeed too.
 	w.snapshot()
 	w.restart()
 	w.awaitAll()
 }
 
-// TestRoom fills the snapshot bucket: snapshots fail and are counted, the log is not trimmed, a word is said at 80 %;
-// with room again the next one is written.
+// TestRoom fills the snapshot bucket: snapshots fail and are counted, the log is not trimmed, and a warning is logged
+// at 80 %. The next snapshot succeeds after room was made.
 func TestRoom(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -566,8 +565,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestChecksums: a node that restored, and one that read the log alone, have the checksum of the one before at the same
-// place.
+// TestChecksums: a restored node, and a node that read only the log, have the same checksum as the previous node at the
+// same position.
 func TestChecksums(t *testing.T) {
 	w := newSite(t)
 	w.start()
@@ -583,7 +582,7 @@ func TestChecksums(t *testing.T) {
 			if d.Seq > info.Last || len(d.Checksum) != 16 {
 				t.Fatalf("%+v of a log that ends at %d", d, info.Last)
 			}
-			if d.Seq == info.Last { // else the shim has written meanwhile
+			if d.Seq == info.Last { // otherwise the shim has written meanwhile
 				return d.Checksum
 			}
 		}
@@ -610,7 +609,7 @@ func TestChecksums(t *testing.T) {
 		t.Fatalf("from a snapshot and the log %s, before %s, earlier %s", got, second, first)
 	}
 
-	// What the status says of the last snapshot is known after a restart too.
+	// The status has the last snapshot after a restart too.
 	taken := func() api.PartitionDetail {
 		t.Helper()
 		s, err := w.node.Status(w.ctx)
