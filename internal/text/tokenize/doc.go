@@ -20,6 +20,8 @@
 //
 //	POST /v1/completions/render       {model, prompt} → [{token_ids, features}]
 //	POST /v1/chat/completions/render  {model, messages, tools, …} → {token_ids, features}
+//	POST /v1/responses/render         the whole request → {token_ids, features}, of vLLM 0.33 and later
+//	POST /v1/messages/render          the same
 //	POST /tokenize                    {model, prompt} or {model, messages, tools, …} → {tokens, count, …}
 //	POST /v1/tokenize                 the same, of SGLang; older versions accept prompts only
 //
@@ -28,13 +30,19 @@
 // before an item without a hash are valid for queries ([Tokens].Known). /tokenize does not return the positions of
 // items, so messages with other parts than text are not sent there.
 //
+// # Agents' APIs
+//
+// A request of the Responses or Messages API ([api.Text].API and Request) goes to the renderer of the API. Without the
+// renderer, internal/text/agents converts the request to a chat. GET /version must name vLLM 0.32 or later, because
+// other engines convert differently.
+//
 // # Local chats
 //
 // A chat template receives the same values as in vLLM: messages with the fields that vLLM keeps, contents as one text,
 // arguments of tool calls as objects, tools with all their fields in vLLM's order. Requests that engines or their
 // versions treat differently are refused, and so are templates that require contents in parts, and the template of
-// gpt-oss, which vLLM does not use. The tokens do not include those that the tokenizer adds around a prompt. Texts of a
-// template that reads the time are not cached.
+// gpt-oss, which vLLM does not use. Only prompts and Responses have the tokens that the tokenizer adds around a text.
+// Texts of a template that reads the time are not cached.
 //
 // # Hedges and failures
 //

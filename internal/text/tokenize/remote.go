@@ -202,8 +202,8 @@ type versionAt struct {
 // versionLife is the time for which a version is valid, because servers restart with other versions.
 const versionLife = time.Minute
 
-// checkConversion refuses servers whose conversion of requests of agents' APIs is unknown: others than vLLM 0.32 and
-// later. Their tokens may differ.
+// checkConversion refuses servers with an unknown conversion of requests of agents' APIs, so with possibly different
+// tokens. The conversion is known for vLLM 0.32 and later.
 func (r *Remote) checkConversion(ctx context.Context, base string) error {
 	known, _ := r.versions.Load(base)
 	v, _ := known.(versionAt)
