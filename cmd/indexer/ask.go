@@ -23,7 +23,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// asking is what all commands that ask a running indexer have in common.
+// asking holds the flags that all commands with requests to a running indexer share.
 type asking struct {
 	nats      *cli.NATS
 	http      httpFlags // none for commands that need NATS
@@ -39,7 +39,7 @@ func askingFlags(cmd *cobra.Command) *asking {
 	return a
 }
 
-// storeFlags is askingFlags for a command that needs JetStream, which HTTP cannot replace.
+// storeFlags adds the flags of askingFlags for a command that needs JetStream, which HTTP cannot replace.
 func storeFlags(cmd *cobra.Command) *asking {
 	a := connectFlags(cmd)
 	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON for programs instead of a table")
@@ -55,7 +55,7 @@ func connectFlags(cmd *cobra.Command) *asking {
 	return a
 }
 
-// check refuses what makes no sense for any command.
+// check rejects settings that are invalid for every command.
 func (a *asking) check() error {
 	if err := jetstream.CheckNamespace(a.namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)
@@ -66,7 +66,7 @@ func (a *asking) check() error {
 	return nil
 }
 
-// ask asks one thing of indexers, which needs no JetStream.
+// ask sends a request to indexers, which needs no JetStream.
 func ask[T any](
 	ctx context.Context, a *asking, what func(context.Context, *client.Client) (T, error),
 ) (answer T, err error) {
@@ -90,7 +90,7 @@ func ask[T any](
 	return answer, err
 }
 
-// denied adds to an error which flag or right is missing, if the NATS server refuses a subject.
+// denied adds the missing flag or right to the error of a refused subject.
 func denied(err error) error {
 	if err == nil || cli.RefusalAdvice(err) == "" {
 		return err
@@ -98,8 +98,8 @@ func denied(err error) error {
 	return fmt.Errorf("%w; what to do: %s", err, cli.RefusalAdvice(err))
 }
 
-// show asks one thing of indexers, and prints the answer as JSON or with print. With --json an error that a node gave
-// is printed as JSON too.
+// show sends a request to indexers, and prints the answer as JSON or with print. With --json, it also prints the error
+// of a node as JSON.
 func show[T any](
 	ctx context.Context, a *asking, what func(context.Context, *client.Client) (T, error), print func(io.Writer, T),
 ) (answer T, err error) {
@@ -112,14 +112,14 @@ func show[T any](
 	return answer, printed(os.Stdout, func(w io.Writer) { print(w, answer) })
 }
 
-// printed has something printed to a writer. print need not look at errors of the writer: the first is returned.
+// printed calls print with a writer, and returns the first error of the writer.
 func printed(to io.Writer, print func(io.Writer)) error {
 	w := bufio.NewWriter(to)
 	print(w)
 	return w.Flush()
 }
 
-// refused returns the error, after printing it as JSON if it is one that a node gives and programs are to read it.
+// refused returns the error. With --json, it first prints the error of a node as JSON.
 func (a *asking) refused(err error) error {
 	if failure, is := errors.AsType[*api.Error](err); is && a.json {
 		if err := cli.PrintJSON(os.Stdout, api.ErrorBody{Error: failure}); err != nil {
@@ -129,8 +129,8 @@ func (a *asking) refused(err error) error {
 	return err
 }
 
-// reach connects to NATS and opens the namespace, for commands that need no indexer to run. The context that do gets
-// has no deadline, but JetStream may be silent for --timeout at most.
+// reach connects to NATS and opens the namespace, for commands that need no indexer. The context of do has no deadline,
+// but a request to JetStream waits for at most --timeout.
 func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.Namespace) error) error {
 	if err := a.check(); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (a *asking) reach(ctx context.Context, do func(context.Context, *jetstream.
 	return err
 }
 
-// promptFlags are the flags of commands that ask about a prompt.
+// promptFlags are the flags of commands with a prompt.
 type promptFlags struct {
 	query                      api.Query
 	tokens, tokensFile, hashes string
@@ -191,7 +191,7 @@ func (p *promptFlags) add(cmd *cobra.Command, workers string) {
 		"what the shared store is asked for: all, beyond (all that no worker has), off (default: what workers would load)")
 }
 
-// read returns the query that the flags make.
+// read returns the query of the flags.
 func (p *promptFlags) read(cmd *cobra.Command) (api.Query, error) {
 	q := p.query
 	if q.Model == "" {
@@ -317,7 +317,7 @@ events do not say so.`,
 	return cmd
 }
 
-// mediaItem reads ID@OFFSET+LENGTH.
+// mediaItem parses ID@OFFSET+LENGTH.
 func mediaItem(text string) (item events.MediaItem, err error) {
 	at := strings.LastIndexByte(text, '@')
 	offset, length, both := strings.Cut(text[at+1:], "+")
@@ -349,7 +349,7 @@ func readInput(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// readChat reads messages, or a request with messages, of which the rest is left aside.
+// readChat reads messages, or a request with messages. It ignores the rest of the request.
 func readChat(path string) (*api.Text, error) {
 	data, err := readInput(path)
 	if err != nil {
@@ -368,7 +368,7 @@ func readChat(path string) (*api.Text, error) {
 	return t, err
 }
 
-// numbers reads whole numbers with blanks or commas between them, perhaps in brackets.
+// numbers parses whole numbers with blanks or commas between them, with or without brackets.
 func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 	out := []T{}
 	text, err := io.ReadAll(r)
@@ -383,7 +383,7 @@ func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 	return out, err
 }
 
-// printTokenization says that no tokens could be made of a text.
+// printTokenization prints the reason why a text could not be tokenized.
 func printTokenization(w io.Writer, t *api.Tokenization) {
 	if t != nil && !t.Tokenized {
 		cli.Fprintf(w, "NOT TOKENIZED: what workers hold of it is not known: %s\n", t.TokenizeError)

@@ -220,7 +220,7 @@ func printServers(ring *natsauth.Ring, resolver string) error {
 	return err
 }
 
-// published says what makes a change of a ring take effect.
+// published describes the step after which a change of a ring takes effect.
 func published(ring *natsauth.Ring, resolver string) error {
 	if ring.Mode == natsauth.JWT {
 		cli.Fprintln(os.Stderr, "run `indexer auth push` to give the accounts to the NATS servers")

@@ -15,8 +15,8 @@ import (
 // namesInCell is how many workers a cell of the table of blocks names.
 const namesInCell = 6
 
-// printExplanation prints where each block of a prompt is, equal ones that follow each other as one line, and what
-// stopped each worker.
+// printExplanation prints the holders of each block of a prompt, with a line for each run of equal blocks, and the
+// reason for the end of each worker's prefix.
 func printExplanation(w io.Writer, a *api.Answer) {
 	tiers := []string{"device", "host", "disk", "external"}
 	cuts := map[uint32]bool{0: true, uint32(a.Blocks): true}
@@ -111,7 +111,7 @@ func holders(a *api.Answer, block uint32, tier string) string {
 	return strings.Join(names, " ")
 }
 
-// whyStopped says in words which rule ended a rank's own prefix.
+// whyStopped describes the rule that ended a rank's own prefix.
 func whyStopped(o *api.Overlap) string {
 	at := o.Total()
 	text := map[string]string{
@@ -153,7 +153,7 @@ func groupInWords(g *api.PathGroup) string {
 	return fmt.Sprintf("group %d (%s)", g.Index, g.Kind)
 }
 
-// whyNoMore says in words which rule of its engine ended what a rank would load from the shared store.
+// whyNoMore describes the rule of an engine that ended the load of a rank from the shared store.
 func whyNoMore(o *api.Overlap, a *api.Answer) string {
 	at := o.Total() + o.L3
 	next := fmt.Sprintf("block %d", at)

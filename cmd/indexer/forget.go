@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// forgottenRank is what was done with one rank, in JSON.
+// forgottenRank is the result for one rank, in JSON.
 type forgottenRank struct {
 	Instance    events.WorkerID    `json:"instance"`
 	Rank        events.Rank        `json:"rank"`

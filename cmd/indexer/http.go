@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// httpFlags say how indexers are asked over HTTP.
+// httpFlags are the flags of requests to indexers over HTTP.
 type httpFlags struct {
 	urls          []string
 	tokenFile, ca string
@@ -67,7 +67,7 @@ func (h *httpFlags) client() (*client.Client, error) {
 // shown returns the URLs without secrets.
 func (h *httpFlags) shown() string { return jetstream.ShownAddress(strings.Join(h.urls, ",")) }
 
-// asked is a client of the indexers, and the NATS connection that it uses; nil over HTTP.
+// asked is a client of the indexers with its NATS connection; the connection is nil over HTTP.
 type asked struct {
 	*client.Client
 	conn *jetstream.Conn

@@ -113,7 +113,7 @@ func connectedIndexers(ctx context.Context, monitor string) (n int, err error) {
 	return n + len(nodes), nil
 }
 
-// readMonitor decodes what a NATS server's monitoring port answers.
+// readMonitor decodes an answer of a NATS server's monitoring port.
 func readMonitor(ctx context.Context, monitor, path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+path, nil)
 	if err != nil {

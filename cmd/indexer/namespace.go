@@ -22,7 +22,7 @@ func namespaceCommand() *cobra.Command {
 		namespaceDeleteCommand())
 }
 
-// deletedNamespace is what a namespace has, and whether it was deleted, in JSON.
+// deletedNamespace lists the streams and buckets of a namespace, and whether they were deleted, in JSON.
 type deletedNamespace struct {
 	Namespace string                `json:"namespace"`
 	Deleted   bool                  `json:"deleted"`

@@ -7,7 +7,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// requestsLine says what became of requests to a node; empty if there were none.
+// requestsLine describes the outcomes of requests to a node; empty without requests.
 func requestsLine(counts []api.RequestCount) string {
 	var parts []string
 	last := ""

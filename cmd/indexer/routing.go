@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// readRouting reads the constants of a choice from a YAML file (so JSON will do). What it does not name has its
-// default. An empty path is no file.
+// readRouting reads the constants of a choice from a YAML or JSON file. A missing constant has its default. An empty
+// path is no file.
 func readRouting(path string) (routing.Config, error) {
 	c := routing.DefaultConfig()
 	if path == "" {

@@ -137,7 +137,7 @@ func printSelection(w io.Writer, s *api.Selection) {
 	}
 }
 
-// printChoice prints the candidates, the cheapest first, and who was dropped.
+// printChoice prints the candidates, the cheapest first, and the dropped workers.
 func printChoice(w io.Writer, x *routing.Explanation) {
 	cli.Fprintln(w)
 	list := slices.Clone(x.Candidates)
@@ -188,7 +188,7 @@ func printChoice(w io.Writer, x *routing.Explanation) {
 	}
 }
 
-// affinityLine says what the affinity of a request did.
+// affinityLine describes the effect of a request's affinity.
 func affinityLine(a *routing.AffinityEffect) string {
 	line := fmt.Sprintf("affinity by %s to worker %s", a.By, a.Worker)
 	if a.Rank != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// serving is what indexer serve was told.
+// serving holds the settings of indexer serve.
 type serving struct {
 	server.Settings
 
@@ -310,7 +310,7 @@ func openToOthers(addr string) bool {
 	return err == nil && !cli.OnLoopback(host)
 }
 
-// quieter passes on what the NATS server says of its daily life as debug messages.
+// quieter logs routine messages of the NATS server as debug messages.
 type quieter struct{ slog.Handler }
 
 func (q quieter) level(l slog.Level) slog.Level {

@@ -77,7 +77,7 @@ func failing(problems []string) error {
 	return fmt.Errorf("%d problems, the first: %s", len(problems), problems[0])
 }
 
-// printReport writes a line for each node, and what is wrong; if there is only one, all of it.
+// printReport prints a line for each node, and the problems. A single node is printed in full.
 func printReport(w io.Writer, r *survey.Report) {
 	if len(r.Nodes) == 1 && r.Nodes[0].Status != nil {
 		printStatus(w, r.Nodes[0].Status)
@@ -213,8 +213,8 @@ func printStatus(w io.Writer, s *api.Status) {
 	}
 }
 
-// snapshotOf is what a node knows of a partition's snapshot: the one that it has written or restored. Of a partition
-// that another node writes it may know of none, though there is one.
+// snapshotOf describes a partition's snapshot as a node has written or restored it. A node may have no record of a
+// snapshot that another node has written.
 func snapshotOf(p *api.PartitionDetail, node string) (seq, size, age string) {
 	switch {
 	case !p.SnapshotTime.IsZero():

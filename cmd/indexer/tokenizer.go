@@ -116,7 +116,7 @@ func textsToCompare(path string) ([]api.Text, error) {
 	return list, nil
 }
 
-// verdict is what a comparison comes to.
+// verdict is the result of a comparison.
 func verdict(c *tokenize.Comparison) string {
 	switch {
 	case c.Here != tokenize.OK:

@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// readTokenizers reads what makes tokens for which model from a YAML file (so JSON will do). An empty path is no file.
+// readTokenizers reads the tokenizer of each model from a YAML or JSON file. An empty path is no file.
 func readTokenizers(path string) (s tokenize.Settings, err error) {
 	if path == "" {
 		return s, nil

@@ -132,7 +132,7 @@ func terminal() (tcell.Screen, error) {
 	return s, nil
 }
 
-// lookAt asks for everything at once.
+// lookAt requests all parts at once.
 func lookAt(ctx context.Context, c *client.Client) (*top.Look, error) {
 	l := &top.Look{}
 	var report *survey.Report

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// leaseAge and leaseLeft say how long ago a lease was renewed, and in what time it expires if it is not again.
+// leaseAge and leaseLeft return the time since the renewal of a lease, and the time until its expiry.
 func leaseAge(l *api.Lease, now time.Time) string {
 	if l == nil {
 		return "-"
@@ -39,7 +39,7 @@ func leaseLeft(l *api.Lease, now time.Time) string {
 	return left
 }
 
-// engineStands says how it stands with a rank's engine, and since when.
+// engineStands describes the state of a rank's engine, and its start.
 func engineStands(w *api.WorkerInfo, now time.Time) string {
 	said := string(w.Engine)
 	switch {
@@ -103,7 +103,7 @@ func printWorkers(w io.Writer, list *api.WorkerList) {
 	printReasons(w, list.Workers)
 }
 
-// printExpired says below a table whose leases have expired within the last hour.
+// printExpired prints the leases that have expired within the last hour.
 func printExpired(w io.Writer, list []api.ExpiredWorker, now time.Time) {
 	for i := range list {
 		k := &list[i]
@@ -123,8 +123,7 @@ func stateOf(r *api.WorkerRecord) string {
 	return fmt.Sprintf("%s, %s", r.State, r.Role)
 }
 
-// printReasons says below a table why workers are not schedulable: once for all ranks of a worker of which it is the
-// same.
+// printReasons prints the reasons why workers are not schedulable, once for all ranks of a worker with the same reason.
 func printReasons(w io.Writer, list []api.WorkerInfo) {
 	said := map[string]bool{}
 	for _, k := range list {
@@ -139,7 +138,7 @@ func printReasons(w io.Writer, list []api.WorkerInfo) {
 	}
 }
 
-// printWorker says what a worker is registered as.
+// printWorker prints the registration of a worker.
 func printWorker(w io.Writer, k *api.Worker) {
 	if len(k.Ranks) == 0 {
 		cli.Fprintf(w, "%s: nothing is registered of it now\n", k.Instance)
@@ -159,7 +158,7 @@ func printWorker(w io.Writer, k *api.Worker) {
 	printReasons(w, list)
 }
 
-// known is a number that is 0 where nobody has said it.
+// known formats a number; 0 is unknown.
 func known[T uint32 | uint64](n T) string {
 	if n == 0 {
 		return "-"
@@ -182,7 +181,7 @@ func domains(m map[string]string) string {
 	return strings.Join(list, ",")
 }
 
-// changing asks for a change of one worker, whose name is the argument, and prints what it is then.
+// changing requests a change of the worker in the argument, and prints the result.
 func changing(cmd *cobra.Command,
 	change func(context.Context, *client.Client, events.WorkerID) (*api.Worker, error)) *cobra.Command {
 	a := askingFlags(cmd)
