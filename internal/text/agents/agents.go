@@ -178,6 +178,9 @@ func kwargs(given json.RawMessage, effort string) (api.Value, error) {
 	return b.Bytes(), nil
 }
 
+// errNoChoice is the error for tools that the model must not call.
+var errNoChoice = errors.New("tool_choice is none, and engines can be set to omit the tools then")
+
 // chat returns a chat of messages and tools; nil tools mean none.
 func chat(messages []message, tools []tool, kwargs api.Value) (c *Chat, err error) {
 	c = &Chat{}

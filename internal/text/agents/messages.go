@@ -28,6 +28,9 @@ type messagesRequest struct {
 	Thinking           *struct {
 		Type string `json:"type"`
 	} `json:"thinking"`
+	ToolChoice *struct {
+		Type string `json:"type"`
+	} `json:"tool_choice"`
 	OutputConfig *struct {
 		Effort string `json:"effort"`
 	} `json:"output_config"`
@@ -90,6 +93,9 @@ func Messages(body []byte, template *Template) (*Chat, error) {
 	tools, err := x.tools(r.Tools)
 	if err != nil {
 		return nil, err
+	}
+	if len(tools) > 0 && r.ToolChoice != nil && r.ToolChoice.Type == "none" {
+		return nil, errNoChoice
 	}
 	effort, err := x.effort(&r)
 	if err != nil {

@@ -12,6 +12,7 @@ type responsesRequest struct {
 	Input                 json.RawMessage `json:"input"` // a text, or a list of items
 	Instructions          string          `json:"instructions"`
 	Tools                 []responsesTool `json:"tools"`
+	ToolChoice            json.RawMessage `json:"tool_choice"` // a text, or an object
 	ChatTemplateKwargs    json.RawMessage `json:"chat_template_kwargs"`
 	PreviousResponse      *string         `json:"previous_response_id"`
 	PreviousInputMessages json.RawMessage `json:"previous_input_messages"`
@@ -89,6 +90,9 @@ func Responses(body []byte) (*Chat, error) {
 	tools, err := responsesTools(r.Tools)
 	if err != nil {
 		return nil, err
+	}
+	if choice, _ := plainText(r.ToolChoice); choice == "none" && len(tools) > 0 {
+		return nil, errNoChoice
 	}
 	effort := ""
 	if r.Reasoning != nil {

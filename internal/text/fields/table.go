@@ -116,7 +116,7 @@ var tables = map[API]Table{
 		mm_payload return_mm_kwargs enable_response_messages structured_outputs repetition_penalty seed stop
 		stop_token_ids ignore_eos vllm_xargs ec_transfer_params data_parallel_rank rid bootstrap_host bootstrap_port
 		bootstrap_room routed_dp_rank disagg_prefill_dp_rank`,
-		`stream_options verbosity moderation client_metadata`),
+		`stream_options verbosity moderation client_metadata conversation context_management`),
 	Messages: newTable(
 		`messages system tools tool_choice thinking output_config chat_template_kwargs max_tokens`,
 		identityFields,
@@ -124,7 +124,8 @@ var tables = map[API]Table{
 		`model metadata stop_sequences stream temperature top_k top_p mm_payload return_mm_kwargs watermarking
 		ec_transfer_params vllm_xargs data_parallel_rank rid bootstrap_host bootstrap_port bootstrap_room routed_dp_rank
 		disagg_prefill_dp_rank`,
-		`service_tier betas context_management container mcp_servers inference_geo speed`),
+		`service_tier betas context_management container mcp_servers inference_geo speed cache_control fallbacks
+		user_profile_id`),
 	Embeddings: newTable(
 		`input`, // token ids only
 		identityFields,
