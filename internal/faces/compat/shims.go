@@ -410,16 +410,11 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if err := s.checkAddresses(&r); err != nil { // another release or other flags may have accepted the registration
 		return err
 	}
-	engine, err := events.EngineOf(r.Source)
-	if err != nil {
-		return err
-	}
 	groups, err := groupsOf(&r)
 	if err != nil {
 		return err
 	}
-	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: engine, BlockSize: r.BlockSize, Groups: groups,
-		Store: r.L3 != nil && r.L3.VLLM != nil})
+	decoder, err := host.NewDecoder(r.Source, r.BlockSize, groups, r.L3, false)
 	if err != nil {
 		return err
 	}
