@@ -234,21 +234,19 @@ func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstrea
 		defer cancel()
 	}
 	var told time.Time
-	options.Hooks = jetstream.ConnHooks{
-		Waiting: func(err error) {
-			if time.Since(told) >= 5*time.Second {
-				what, todo := s.nats.Away(err)
-				log.Warn(what, "nats", s.nats.Shown(), "for", s.natsWait, "error", err, "what_to_do", todo)
-				told = time.Now()
-			}
-		},
-		Disconnected: func(err error) {
-			log.Warn("NATS connection lost", "error", err, "what_to_do",
-				"see that the NATS server runs; it is dialled until it answers")
-		},
-		Reconnected: func(url string) { log.Info("NATS connection is back", "server", url) },
-		AsyncError:  func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) },
+	options.Waiting = func(err error) {
+		if time.Since(told) >= 5*time.Second {
+			what, todo := s.nats.Away(err)
+			log.Warn(what, "nats", s.nats.Shown(), "for", s.natsWait, "error", err, "what_to_do", todo)
+			told = time.Now()
+		}
 	}
+	options.Disconnected = func(err error) {
+		log.Warn("NATS connection lost", "error", err, "what_to_do",
+			"see that the NATS server runs; it is dialled until it answers")
+	}
+	options.Reconnected = func(url string) { log.Info("NATS connection is back", "server", url) }
+	options.AsyncError = func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) }
 	if s.nats.URL == "" {
 		dir, err := filepath.Abs(s.Data)
 		if err != nil {

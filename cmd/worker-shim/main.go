@@ -219,20 +219,18 @@ func (o *options) connect(ctx context.Context, log *slog.Logger, name, without s
 	}
 	waiting := host.Limiter{Every: o.shim.LogRepeat}
 	options.Core, options.Wait = core, true // a shim may start before all other programs
-	options.Hooks = jetstream.ConnHooks{
-		Disconnected: func(err error) {
-			log.Warn("NATS connection lost; "+without, "error", err, "what_to_do",
-				"see that the NATS server runs; it is dialled until it answers")
-		},
-		Reconnected: func(url string) {
-			log.Info("NATS connection is back", "server", url)
-			o.shim.Reconnects.Reconnected()
-		},
-		AsyncError: func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) },
-		Waiting: func(err error) {
-			event, todo := o.nats.Away(err)
-			waiting.WarnTo(log, event, "nats", o.nats.Shown(), "error", err, "what_to_do", todo)
-		},
+	options.Disconnected = func(err error) {
+		log.Warn("NATS connection lost; "+without, "error", err, "what_to_do",
+			"see that the NATS server runs; it is dialled until it answers")
+	}
+	options.Reconnected = func(url string) {
+		log.Info("NATS connection is back", "server", url)
+		o.shim.Reconnects.Reconnected()
+	}
+	options.AsyncError = func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) }
+	options.Waiting = func(err error) {
+		event, todo := o.nats.Away(err)
+		waiting.WarnTo(log, event, "nats", o.nats.Shown(), "error", err, "what_to_do", todo)
 	}
 	return jetstream.Connect(ctx, options)
 }

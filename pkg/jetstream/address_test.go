@@ -52,7 +52,7 @@ func TestAddressesAreShownWithoutSecrets(t *testing.T) {
 	srv := configServer(t, `jetstream: enabled, authorization { token: "secret" }`)
 	url := strings.Replace(srv.ClientURL(), "nats://", "nats://secret@", 1)
 	back := make(chan string, 1)
-	c := connect(t, ConnOptions{URLs: []string{url}, Hooks: ConnHooks{Reconnected: func(url string) { back <- url }}})
+	c := connect(t, ConnOptions{URLs: []string{url}, Reconnected: func(url string) { back <- url }})
 	want := strings.Replace(srv.ClientURL(), "nats://", "nats://xxxxx@", 1)
 	if got := c.ServerURL(); got != want {
 		t.Errorf("connected to %q, want %q", got, want)

@@ -31,7 +31,7 @@ func TestClaimsRequired(t *testing.T) {
 			srv := configServer(t, claimsAccount(c.user))
 			refused := make(chan error, 10)
 			conn := connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: "u", Password: "p",
-				Hooks: ConnHooks{AsyncError: func(err error) { refused <- err }}})
+				AsyncError: func(err error) { refused <- err }})
 			ns, err := JoinNamespace(ctxFor(t), conn, NamespaceConfig{Name: "n"})
 			if err != nil {
 				t.Fatal(err)

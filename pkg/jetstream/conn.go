@@ -14,7 +14,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
@@ -63,11 +62,8 @@ type ConnOptions struct {
 	// Default: until the context ends.
 	Patience time.Duration
 
-	Hooks ConnHooks
-}
+	// The functions below may be nil. One goroutine of the connection calls them, one at a time; they must return soon.
 
-// ConnHooks are called one at a time from a goroutine of the connection, and must return soon. nil disables a hook.
-type ConnHooks struct {
 	Disconnected func(err error)  // the connection is lost; reconnects never stop
 	Reconnected  func(url string) // a connection exists again
 	AsyncError   func(err error)  // an error that no call can return: a refused subject, a slow consumer
@@ -82,7 +78,7 @@ type Conn struct {
 	level    int // JetStream API level of the server at the time of Connect
 	attempt  time.Duration
 	patience time.Duration // 0: no bound
-	hooks    ConnHooks
+	options  ConnOptions
 
 	mu        sync.Mutex
 	waiting   map[*waiter]struct{} // attempts under way
@@ -114,7 +110,14 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	o.InboxPrefix = cmp.Or(o.InboxPrefix, "_INBOX")
 	o.ConnectTimeout = cmp.Or(max(o.ConnectTimeout, 0), 3*time.Second)
 	o.AttemptTimeout = cmp.Or(max(o.AttemptTimeout, 0), 2*time.Second)
-	hooks.Fill(&o.Hooks)
+	for _, f := range []*func(error){&o.Disconnected, &o.AsyncError, &o.Waiting} {
+		if *f == nil {
+			*f = func(error) {}
+		}
+	}
+	if o.Reconnected == nil {
+		o.Reconnected = func(string) {}
+	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return nil, fmt.Errorf("connect: a TLS certificate and its key belong together, have certificate %q and key %q",
 			o.CertFile, o.KeyFile)
@@ -124,7 +127,7 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 		inbox:    o.InboxPrefix,
 		attempt:  o.AttemptTimeout,
 		patience: o.Patience,
-		hooks:    o.Hooks,
+		options:  o,
 		waiting:  make(map[*waiter]struct{}),
 		lost:     make(chan struct{}),
 	}
@@ -152,7 +155,7 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 			}
 			return nil, failed(action, err)
 		}
-		c.hooks.Waiting(err)
+		c.options.Waiting(err)
 		if !loop.Wait(ctx, pause) {
 			return nil, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
@@ -188,7 +191,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.Timeout(o.ConnectTimeout),
 		nats.CustomInboxPrefix(o.InboxPrefix),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
-		nats.ReconnectHandler(func(nc *nats.Conn) { c.hooks.Reconnected(ShownAddress(nc.ConnectedUrl())) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { c.options.Reconnected(ShownAddress(nc.ConnectedUrl())) }),
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) { c.asyncError(s, err) }),
 	}
 	for _, given := range []struct {
@@ -240,7 +243,7 @@ func (c *Conn) apiLevel(ctx context.Context) (int, error) {
 			err = fmt.Errorf("NATS server %s answers, but %w: %w", c.nc.ConnectedServerName(), ErrNoLeader, err)
 		}
 		if classOf(err) == ErrUnavailable {
-			c.hooks.Waiting(err)
+			c.options.Waiting(err)
 		}
 		return err
 	})
@@ -298,7 +301,7 @@ func (c *Conn) disconnected(err error) {
 	}
 	c.mu.Unlock()
 	if !c.nc.IsClosed() {
-		c.hooks.Disconnected(err)
+		c.options.Disconnected(err)
 	}
 }
 
@@ -335,7 +338,7 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	if sub != nil {
 		err = fmt.Errorf("subscription %s: %w", sub.Subject, err)
 	}
-	c.hooks.AsyncError(err)
+	c.options.AsyncError(err)
 }
 
 // answersDirectly reports whether the server refuses an [AnswerSubject], like a server with the permissions of an older

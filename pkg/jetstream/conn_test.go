@@ -99,7 +99,7 @@ func TestConnectNobodyThere(t *testing.T) {
 	connected := make(chan error, 1)
 	go func() {
 		c, err := Connect(ctxFor(t), ConnOptions{URLs: []string{"nats://" + addr}, Wait: true,
-			Hooks: ConnHooks{Waiting: func(error) { waiting <- struct{}{} }}})
+			Waiting: func(error) { waiting <- struct{}{} }})
 		if err == nil {
 			c.Close()
 		}
@@ -220,8 +220,8 @@ func TestReconnect(t *testing.T) {
 	addr := loopback.Reserve(t)
 	s := startServer(t, dir, addr)
 	down, up := make(chan error, 10), make(chan string, 10)
-	c := connect(t, ConnOptions{URLs: []string{s.URL()}, Hooks: ConnHooks{Disconnected: func(err error) { down <- err },
-		Reconnected: func(url string) { up <- url }}})
+	c := connect(t, ConnOptions{URLs: []string{s.URL()}, Disconnected: func(err error) { down <- err },
+		Reconnected: func(url string) { up <- url }})
 	s.Stop()
 	<-down
 	if c.Connected() {
@@ -253,7 +253,7 @@ func TestASilentServerIsLeft(t *testing.T) {
 		proxies[p.url()] = p
 	}
 	back := make(chan string, 10)
-	c := connect(t, ConnOptions{URLs: urls, Hooks: ConnHooks{Reconnected: func(url string) { back <- url }}})
+	c := connect(t, ConnOptions{URLs: urls, Reconnected: func(url string) { back <- url }})
 	left := c.ServerURL()
 	proxies[left].deaf.Store(true)
 	begun := time.Now()

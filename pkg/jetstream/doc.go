@@ -11,7 +11,7 @@
 //	err = ns.EnsureStreams(ctx, LogConfig{})
 //	ns, err := OpenNamespace(ctx, c, "prod")                        // a shim: reads
 //
-//	pub, err := ns.OpenPublisher(ctx, key, hooks) // the last message on the subject is the shim's cursor
+//	pub, err := ns.OpenPublisher(ctx, key, options) // the last message on the subject is the shim's cursor
 //	seq, err := pub.Publish(ctx, messages)        // acknowledged, in order
 //
 //	r, err := ns.StartReader(ReaderConfig{Partition: 3, After: position, Deliver: deliver})
@@ -37,7 +37,7 @@
 //
 // [Conn], [Namespace], [Publisher], [Bucket] and [Service] may be used from any goroutine. A [Reader] calls Deliver
 // from one goroutine of its own. A context bounds the time of a call: without NATS, calls wait and retry until their
-// context ends. Hooks are called from the goroutines that their types name, and must return soon.
+// context ends. Functions in options are called from the goroutines in their comments, and must return soon.
 //
 // # Tasks of other packages
 //

@@ -4,31 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
-
-// ModelHooks are called from the goroutines of [Models.Run]. Each may be nil. They must not block.
-type ModelHooks struct {
-	Changed  func()                      // a model was registered or removed
-	Bad      func(key string, err error) // an unreadable record; the last known size of the model stays
-	Restored func(err error)             // the namespace's record was lost for reason err, and is written
-	Failed   func(err error)             // the namespace's record is lost, and the write failed
-}
 
 // Models keeps the block sizes of a namespace's models current, and repairs the namespace's record: its owner has the
 // number of partitions. It is for indexers. Its methods may be called from any goroutine.
 type Models struct {
-	ns    *Namespace
-	hooks ModelHooks
-	sizes atomic.Pointer[map[string]uint32] // tokens in a block, by model
-	lost  chan struct{}                     // the namespace's record may be lost
-	bad   chan Entry                        // an unreadable record of a model, to be erased
+	ns      *Namespace
+	log     *slog.Logger
+	changed func()                            // see NewModels
+	sizes   atomic.Pointer[map[string]uint32] // tokens in a block, by model
+	lost    chan struct{}                     // the namespace's record may be lost
+	bad     chan Entry                        // an unreadable record of a model, to be erased
 
 	current     chan struct{} // closed once all records have been read
 	currentOnce sync.Once
@@ -36,10 +29,11 @@ type Models struct {
 	fresh map[string]bool // keys since the watch's restart; nil: all read. Watch's goroutine owns it
 }
 
-// NewModels returns an empty Models. Run fills it.
-func NewModels(ns *Namespace, h ModelHooks) *Models {
-	hooks.Fill(&h)
-	m := &Models{ns: ns, hooks: h, lost: make(chan struct{}, 1), bad: make(chan Entry, 16), current: make(chan struct{})}
+// NewModels returns an empty Models. Run fills it, and calls changed after a model was registered or removed. The
+// function changed must not block.
+func NewModels(ns *Namespace, log *slog.Logger, changed func()) *Models {
+	m := &Models{ns: ns, log: log, changed: changed, lost: make(chan struct{}, 1), bad: make(chan Entry, 16),
+		current: make(chan struct{})}
 	m.sizes.Store(&map[string]uint32{})
 	return m
 }
@@ -89,7 +83,7 @@ func (m *Models) observe(u Watched) {
 	}
 	if !maps.Equal(before, now) {
 		m.sizes.Store(&now)
-		m.hooks.Changed()
+		m.changed()
 	}
 }
 
@@ -116,7 +110,8 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 	default:
 		model, err := parseModel(e.Key, e.Value)
 		if err != nil {
-			m.hooks.Bad(e.Key, err)
+			m.log.Warn("a model's record cannot be read; what was known of the model stays", "key", e.Key, "error", err,
+				"what_to_do", "restart a shim of the model, which writes it again, or indexer forget --model")
 			select {
 			case m.bad <- *e:
 			default: // the next start of an indexer finds it again
@@ -127,6 +122,11 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 	}
 }
 
+func (m *Models) logLost(err error) {
+	m.log.Warn("the namespace's record is lost and cannot be written yet; it is tried again", "error", err,
+		"what_to_do", "see that NATS answers and has room; until then no node can start")
+}
+
 // keepRecord writes the namespace's record again after a loss.
 func (m *Models) keepRecord(ctx context.Context) {
 	for {
@@ -134,7 +134,7 @@ func (m *Models) keepRecord(ctx context.Context) {
 		case <-m.lost:
 		case e := <-m.bad: // shims may not replace it; the next shim registers the model again
 			if err := m.ns.meta.Erase(ctx, e.Key, e.Revision); err != nil && ctx.Err() == nil {
-				m.hooks.Failed(err)
+				m.logLost(err)
 			}
 			continue
 		case <-ctx.Done():
@@ -144,12 +144,13 @@ func (m *Models) keepRecord(ctx context.Context) {
 			lost, err := m.restore(ctx)
 			if err == nil {
 				if lost != nil {
-					m.hooks.Restored(lost)
+					m.log.Warn("the namespace's record was lost; it is written again", "error", lost, "what_to_do",
+						"see who but nodes may write to the bucket: indexer auth example prints what each user needs")
 				}
 				break
 			}
 			if ctx.Err() == nil {
-				m.hooks.Failed(err)
+				m.logLost(err)
 			}
 			if !loop.Wait(ctx, pause) {
 				return

@@ -3,15 +3,18 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"testing"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 )
 
 // watchModels runs Models until the test ends.
-func (w *world) watchModels(h ModelHooks) *Models {
+func (w *world) watchModels(log *slog.Logger, changed func()) *Models {
 	w.t.Helper()
-	m := NewModels(w.ns, h)
+	m := NewModels(w.ns, log, changed)
 	ctx, end := context.WithCancel(w.ctx)
 	done := make(chan struct{})
 	go func() {
@@ -36,12 +39,13 @@ func TestModelsAreWatched(t *testing.T) {
 		}
 	}
 	must(w.ns.RegisterModel(w.ctx, Model{"a/b c", 16}))
-	m := w.watchModels(ModelHooks{Changed: func() { changed <- struct{}{} }, Bad: func(key string, err error) {
-		if !errors.Is(err, errBadModel) {
-			t.Errorf("%s: %v", key, err)
+	m := w.watchModels(logtest.New(func(l logtest.Line) {
+		key, _ := l.Attrs["key"].(string)
+		if err, _ := l.Attrs["error"].(error); !errors.Is(err, errBadModel) {
+			t.Errorf("%s %s: %v", l.Text, key, err)
 		}
 		bad <- key
-	}})
+	}), func() { changed <- struct{}{} })
 	if m.Await(w.ctx); m.BlockSize("a/b c") != 16 || m.BlockSize("m") != 0 {
 		t.Fatalf("%d, %d", m.BlockSize("a/b c"), m.BlockSize("m"))
 	}
@@ -86,8 +90,14 @@ func TestRecordIsKept(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
 	restored := make(chan error, 10)
-	m := w.watchModels(ModelHooks{Restored: func(err error) { restored <- err },
-		Failed: func(err error) { t.Error(err) }})
+	log := logtest.New(func(l logtest.Line) {
+		if l.Text != "the namespace's record was lost; it is written again" {
+			t.Errorf("%s %v", l.Text, l.Attrs)
+		}
+		err, _ := l.Attrs["error"].(error)
+		restored <- err
+	})
+	m := w.watchModels(log, func() {})
 	m.Await(w.ctx)
 	revision := func() uint64 {
 		e, _, err := w.ns.meta.last(w.ctx, namespaceKey)
@@ -115,7 +125,7 @@ func TestRecordIsKept(t *testing.T) {
 	if err := w.ns.meta.Erase(w.ctx, namespaceKey, revision()); err != nil {
 		t.Fatal(err)
 	}
-	w.watchModels(ModelHooks{Restored: func(err error) { restored <- err }})
+	w.watchModels(log, func() {})
 	if err := <-restored; !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}

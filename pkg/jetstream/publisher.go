@@ -13,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/rpc"
@@ -110,7 +109,12 @@ func (n *Namespace) openPublisher(ctx context.Context, key events.RankKey, o Pub
 			"%w: stream %s does not allow direct gets (allow_direct); an indexer node sets that when it starts",
 			ErrMismatch, info.Name)
 	}
-	hooks.Fill(&o)
+	if o.Retry == nil {
+		o.Retry = func(error) {}
+	}
+	if o.Crowded == nil {
+		o.Crowded = func(error) {}
+	}
 	p := &Publisher{
 		c: n.c, p: part, subject: subject, stream: info.Name, id: nuid.Next(), o: o, first: info.First,
 		epoch: info.Epoch, limit: n.c.maxMessage(info.maxMsg), atomic: info.atomic && n.c.atomicBatches(),

@@ -57,7 +57,13 @@ type ServiceConfig struct {
 	// message. code is one of the codes above, and why is the text. Nil: the answer has only code and text.
 	Refuse func(r Request, code int, why string) Response
 
-	Hooks ServiceHooks
+	// Ended, if not nil, is called once for each request, with the outcome of the sent response or an Outcome constant
+	// of this package. Several goroutines call it.
+	Ended func(endpoint, outcome string)
+
+	// Panicked, if not nil, is called after a panic of a handler, with the stack. The request is refused with
+	// [CodeFault], and the service continues: clients repeat a request at another node, which must not end all nodes.
+	Panicked func(endpoint string, why any, stack []byte)
 }
 
 // Endpoint is a subject of a service.
@@ -71,16 +77,6 @@ type Endpoint struct {
 // Handler answers a request. It is called from several goroutines at once. The context ends with the caller's patience,
 // or when Stop ends its wait.
 type Handler func(ctx context.Context, r Request) Response
-
-// ServiceHooks are called from the service's goroutines. Each may be nil.
-type ServiceHooks struct {
-	// Ended is called once for each request, with the outcome of the response, or one of the outcomes below.
-	Ended func(endpoint, outcome string)
-
-	// Panicked is called after a handler's panic. The request is refused with [CodeFault], and the service continues:
-	// clients repeat a request elsewhere, which must not end one node after the other.
-	Panicked func(endpoint string, why any, stack []byte)
-}
 
 // Outcomes of requests without an answer.
 const (
@@ -169,12 +165,6 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	if cfg.Refuse == nil {
 		cfg.Refuse = func(_ Request, code int, why string) Response { return Response{Code: code, Description: why} }
-	}
-	if cfg.Hooks.Ended == nil {
-		cfg.Hooks.Ended = func(string, string) {}
-	}
-	if cfg.Hooks.Panicked == nil {
-		cfg.Hooks.Panicked = func(string, any, []byte) {}
 	}
 	s := &Service{c: c, cfg: cfg, ended: map[string]*endings{}, jobs: make(chan job, cfg.Queue)}
 	for _, e := range cfg.Endpoints {
@@ -332,7 +322,9 @@ func (s *Service) work(j job) {
 func (s *Service) handle(ctx context.Context, j *job) (r Response) {
 	defer func() {
 		if why := recover(); why != nil {
-			s.cfg.Hooks.Panicked(j.endpoint.Name, why, debug.Stack())
+			if s.cfg.Panicked != nil {
+				s.cfg.Panicked(j.endpoint.Name, why, debug.Stack())
+			}
 			r = s.cfg.Refuse(j.Request, CodeFault, "a fault in this program ended the request; its log has more")
 		}
 	}()
@@ -418,7 +410,9 @@ func (s *Service) count(e *Endpoint, code int, outcome string) {
 		n.errors++
 	}
 	n.mu.Unlock()
-	s.cfg.Hooks.Ended(e.Name, outcome)
+	if s.cfg.Ended != nil {
+		s.cfg.Ended(e.Name, outcome)
+	}
 }
 
 // stats adds the outcomes of an endpoint to the statistics of micro, which counts only answers before the handler's
@@ -547,7 +541,7 @@ func (c *Conn) Subscribe(subject string, handle func(Request)) (stop func(), err
 }
 
 // Listen calls heard with the messages on a subject, one at a time, until ctx ends, and returns ctx's error. Messages
-// wait in memory meanwhile, up to the client's limit of 64 MiB. Further messages are dropped, and ConnHooks.AsyncError
+// wait in memory meanwhile, up to the client's limit of 64 MiB. Further messages are dropped, and ConnOptions.AsyncError
 // is called. Messages during a lost connection are lost.
 func (c *Conn) Listen(ctx context.Context, subject string, heard func(data []byte)) error {
 	stop, err := c.Subscribe(subject, func(r Request) {

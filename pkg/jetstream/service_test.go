@@ -137,7 +137,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 	var busy, expired, ended atomic.Int32
 	serve(t, server, ServiceConfig{
 		Workers: 1, Queue: 1,
-		Hooks: ServiceHooks{Ended: func(_, outcome string) {
+		Ended: func(_, outcome string) {
 			ended.Add(1)
 			switch outcome {
 			case "429":
@@ -145,7 +145,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 			case OutcomeExpired:
 				expired.Add(1)
 			}
-		}},
+		},
 		Endpoints: []Endpoint{{Name: "slow", Subject: "t.slow", Handler: func(ctx context.Context, r Request) Response {
 			entered <- struct{}{}
 			<-release
@@ -304,9 +304,9 @@ func TestServicePanics(t *testing.T) {
 				panic("nothing")
 			}
 			return Response{Body: r.Body}
-		}}}, Hooks: ServiceHooks{Panicked: func(endpoint string, why any, stack []byte) {
+		}}}, Panicked: func(endpoint string, why any, stack []byte) {
 		told <- fmt.Sprint(endpoint, " ", why, " ", bytes.Contains(stack, []byte("TestServicePanics")))
-	}}})
+	}})
 	_, err := client.Request(ctxFor(t), "e", "", nil)
 	wantCode(t, err, CodeFault)
 	if got := <-told; got != "e nothing true" {
@@ -606,7 +606,7 @@ func TestReplyAllowed(t *testing.T) {
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	refused := make(chan error, 1)
 	client := connect(t, ConnOptions{URLs: []string{s.URL()},
-		Hooks: ConnHooks{AsyncError: func(err error) { refused <- err }}})
+		AsyncError: func(err error) { refused <- err }})
 	for _, reply := range []string{"_R_.a.b", "_GR_.abcdef.ghijkl.x", "_GR_.abcdef.ghijkl._INBOX.x",
 		"$JS.ACK.S.C.1.30.4.5.6", "$JS.API.STREAM.PURGE.S", "$JS.hub.API.STREAM.PURGE.S"} {
 		if err := client.NATS().PublishRequest("t.any", reply, nil); err != nil {
@@ -645,7 +645,7 @@ func TestRepliesStayInInboxes(t *testing.T) {
 			return Response{Body: []byte("x")}
 		}}},
 		AnswerOn: func(id string) string { return "t.answers." + id },
-		Hooks:    ServiceHooks{Ended: func(_, outcome string) { ended <- outcome }}})
+		Ended:    func(_, outcome string) { ended <- outcome }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -65,7 +66,10 @@ func TestSuperviseGrows(t *testing.T) {
 	s.bound = true // simulates a limit from the disk size
 	supervised, stop := context.WithCancel(ctx)
 	grown := int64(0)
-	s.supervise(supervised, time.Millisecond, SuperviseHooks{Grown: func(bytes int64) { grown = bytes; stop() }})
+	s.supervise(supervised, time.Millisecond, logtest.New(func(l logtest.Line) {
+		grown, _ = l.Attrs["bytes"].(int64)
+		stop()
+	}))
 	if grown == 0 || grown != s.MaxStore() || s.Limit() > grown || s.Limit() < grown/2 {
 		t.Fatalf("the limit grew to %d, MaxStore returns %d, Limit %d", grown, s.MaxStore(), s.Limit())
 	}

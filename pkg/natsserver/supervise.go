@@ -2,22 +2,13 @@ package natsserver
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
-
-// SuperviseHooks report the events of [Server.Supervise], from the goroutine of Supervise. A nil hook is ignored.
-type SuperviseHooks struct {
-	// the server cannot write; without room on the disk, Supervise waits for room
-	Unhealthy func(why error, room bool)
-	Recovered func()            // the server works again
-	Failed    func(err error)   // a restart failed; Supervise retries
-	Grown     func(bytes int64) // the limit of the store has grown to bytes, because the disk has more room
-}
 
 // Intervals of Supervise.
 const (
@@ -33,17 +24,16 @@ const (
 //
 // If [Options.MaxStore] has the default and the disk has more room than at the start, Supervise raises the limit
 // without an interruption. It never lowers the limit. [Server.Limit] includes the disk space that other programs use.
-func (s *Server) Supervise(ctx context.Context, h SuperviseHooks) {
-	s.supervise(ctx, superviseEvery, h)
+func (s *Server) Supervise(ctx context.Context, log *slog.Logger) {
+	s.supervise(ctx, superviseEvery, log)
 }
 
-func (s *Server) supervise(ctx context.Context, every time.Duration, h SuperviseHooks) {
-	hooks.Fill(&h)
+func (s *Server) supervise(ctx context.Context, every time.Duration, log *slog.Logger) {
 	reported := "" // the reported health error
 	var last time.Time
 	recovered := func() {
 		if reported != "" {
-			h.Recovered()
+			log.Info("the NATS server in this process has recovered")
 		}
 		reported = ""
 	}
@@ -52,14 +42,20 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, h Supervise
 		if why == nil {
 			recovered()
 			if bytes := s.grow(); bytes > 0 {
-				h.Grown(bytes)
+				log.Info("the disk has more room; the NATS server may take more of it", "bytes", bytes)
 			}
 			continue
 		}
 		room := s.hasRoom()
 		if text := why.Error(); text != reported {
-			h.Unhealthy(why, room)
 			reported = text
+			if room {
+				log.Error("the NATS server in this process is unhealthy; it is started anew", "error", why, "what_to_do",
+					"see the error; if it comes again, look at the disk of --data")
+			} else {
+				log.Error("the NATS server in this process is unhealthy; it is started anew when its disk has room",
+					"error", why, "what_to_do", "make room on the disk of --data, or give --store-bytes more")
+			}
 		}
 		if !room || time.Since(last) < pause {
 			continue
@@ -73,7 +69,8 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, h Supervise
 			recovered()
 		}
 		if err != nil && ctx.Err() == nil {
-			h.Failed(err)
+			log.Error("the NATS server could not be started anew; it is tried again", "error", err, "what_to_do",
+				"see the error; look at the disk of --data and at --nats-listen's port")
 		}
 	}
 }

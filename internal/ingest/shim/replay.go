@@ -381,7 +381,6 @@ func (p *replay) give(ctx context.Context, got replayed) bool {
 
 // ask sends a question to an engine's ROUTER socket. The answers come from what it returns, which is to be stopped.
 func ask(ctx context.Context, endpoint string, sockets zmtp.Config, question []byte) (*zmtp.Dealer, error) {
-	sockets.Hooks = zmtp.Hooks{}
 	d, err := zmtp.DialDealer(ctx, endpoint, sockets)
 	if err != nil {
 		return nil, err

@@ -130,9 +130,7 @@ func (r *runner) open(ctx context.Context) (err error) {
 		r.messages = cfg.Messages
 	default:
 		sockets := cfg.sockets()
-		sockets.Hooks = zmtp.Hooks{
-			Failed: func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) },
-		}
+		sockets.Failed = func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) }
 		open := zmtp.DialSub
 		if cfg.Listen {
 			open = zmtp.ListenSub

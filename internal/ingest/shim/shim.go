@@ -121,7 +121,7 @@ type Config struct {
 
 	Tracer *tracing.Tracer // of what is published; nil: that is not traced
 
-	Sockets zmtp.Config // bounds of the engine's sockets; its hooks are Run's
+	Sockets zmtp.Config // bounds of the engine's sockets; Run sets Failed
 	Hooks   Hooks
 }
 

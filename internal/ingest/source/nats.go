@@ -68,22 +68,20 @@ func (f *Source) connectEngine() (*jetstream.Conn, error) {
 	options := f.EngineNATS
 	waiting := host.Limiter{Every: f.LogRepeat}
 	options.Core, options.Wait = true, true
-	options.Hooks = jetstream.ConnHooks{
-		Disconnected: func(err error) {
-			f.watch.unreached("--engine-nats", err, engineNATSAdvice)
-			f.log.Warn("the connection to --engine-nats is lost; events of the meantime will be missing", "error",
-				err, "what_to_do", engineNATSAdvice)
-		},
-		Reconnected: func(url string) {
-			f.watch.reached("--engine-nats")
-			f.log.Info("the connection to --engine-nats is back", "server", url)
-		},
-		AsyncError: func(err error) { f.log.Error("--engine-nats", "error", err) },
-		Waiting: func(err error) {
-			f.watch.unreached("--engine-nats", err, engineNATSAdvice)
-			waiting.WarnTo(f.log, "waiting for --engine-nats", "nats",
-				jetstream.ShownAddress(strings.Join(options.URLs, ",")), "error", err, "what_to_do", engineNATSAdvice)
-		},
+	options.Disconnected = func(err error) {
+		f.watch.unreached("--engine-nats", err, engineNATSAdvice)
+		f.log.Warn("the connection to --engine-nats is lost; events of the meantime will be missing", "error",
+			err, "what_to_do", engineNATSAdvice)
+	}
+	options.Reconnected = func(url string) {
+		f.watch.reached("--engine-nats")
+		f.log.Info("the connection to --engine-nats is back", "server", url)
+	}
+	options.AsyncError = func(err error) { f.log.Error("--engine-nats", "error", err) }
+	options.Waiting = func(err error) {
+		f.watch.unreached("--engine-nats", err, engineNATSAdvice)
+		waiting.WarnTo(f.log, "waiting for --engine-nats", "nats",
+			jetstream.ShownAddress(strings.Join(options.URLs, ",")), "error", err, "what_to_do", engineNATSAdvice)
 	}
 	c, err := jetstream.Connect(f.ctx, options)
 	if err != nil {

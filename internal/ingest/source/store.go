@@ -71,11 +71,11 @@ func (s *Store) Run(ctx context.Context, conn *jetstream.Conn, log *slog.Logger)
 		"nothing"}, log)
 	failed := host.Limiter{Every: s.LogRepeat}
 	sub, err := zmtp.DialSub(ctx, s.Engine, []string{""},
-		zmtp.Config{Hooks: zmtp.Hooks{Failed: func(_ zmtp.Peer, err error) {
+		zmtp.Config{Failed: func(_ zmtp.Peer, err error) {
 			s.watch.unreached(masterEvents, err, eventsAdvice)
 			failed.WarnTo(log, "no connection to the master's events", "engine", s.Engine, "error", err,
 				"what_to_do", eventsAdvice)
-		}}})
+		}})
 	if err != nil {
 		return err
 	}

@@ -82,10 +82,10 @@ func (f *Source) serveTopics() error {
 		l.Every = f.LogRepeat
 	}
 	sockets := zmtp.Config{Heartbeat: f.SilentAfter / 4, HeartbeatTimeout: f.SilentAfter,
-		MaxConns: 2 * int(f.MaxEngines), Hooks: zmtp.Hooks{Failed: func(p zmtp.Peer, err error) {
+		MaxConns: 2 * int(f.MaxEngines), Failed: func(p zmtp.Peer, err error) {
 			t.failed.WarnTo(f.log, "a connection to this shim came to nothing", "from", p.Remote, "error", err, "what_to_do",
 				"check the clients of this port: engines with a ZeroMQ publisher")
-		}}}
+		}}
 	for i := range f.Ranks {
 		one, err := f.OfRank(i)
 		if err != nil {

@@ -8,10 +8,9 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 )
 
-// Config configures the bounds and hooks of a socket. The zero value is usable: zero fields get their defaults.
+// Config configures a socket. The zero value is usable: zero fields get their defaults.
 type Config struct {
 	// ConnectTimeout bounds a single attempt to connect. The default is 5 s.
 	ConnectTimeout time.Duration
@@ -66,21 +65,13 @@ type Config struct {
 	// then. nil permits every address.
 	Rule *dial.Rule
 
-	// Hooks receive the events of the socket's connections.
-	Hooks Hooks
-}
-
-// Hooks are the callbacks for events of a socket's connections. nil disables a callback.
-type Hooks struct {
-	Connected func(Peer) // called after a handshake.
-
-	// Disconnected is called once for each Connected, with the reason: [ErrStopped] if this side ended the connection,
-	// io.EOF if the peer closed the connection, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if this side gave the peer
-	// up, or the error of the transport.
+	// Disconnected, if not nil, is called at the end of a connection with the reason: [ErrStopped] if this side ended the
+	// connection, io.EOF if the peer closed the connection, [ErrProtocol], [ErrTooLarge] or [ErrSilent] if this side gave
+	// the peer up, or the error of the transport. Several goroutines call it.
 	Disconnected func(Peer, error)
 
-	// Failed is called when a connection attempt failed: no listener, a timeout, or [ErrRefused] for an incompatible
-	// peer. Peer contains the properties received before the failure.
+	// Failed, if not nil, is called when a connection attempt failed: no listener, a timeout, or [ErrRefused] for an
+	// incompatible peer. Peer contains the properties received before the failure. Several goroutines call it.
 	Failed func(Peer, error)
 }
 
@@ -150,7 +141,11 @@ func (c Config) filled() (Config, error) {
 	c.SendQueue = cmp.Or(c.SendQueue, 1000)
 	c.SendBytes = cmp.Or(c.SendBytes, 256<<20)
 	c.MaxConns = cmp.Or(c.MaxConns, 1024)
-	hooks.Fill(&c.Hooks)
+	for _, f := range []*func(Peer, error){&c.Disconnected, &c.Failed} {
+		if *f == nil {
+			*f = func(Peer, error) {}
+		}
+	}
 
 	var errs []error
 	bad := func(cond bool, format string, args ...any) {

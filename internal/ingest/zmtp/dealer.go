@@ -27,7 +27,6 @@ func DialDealer(ctx context.Context, endpoint string, cfg Config) (*Dealer, erro
 	}
 	d.in = newQueue[[][]byte](d.cfg.RecvQueue, d.cfg.RecvBytes)
 	context.AfterFunc(d.ctx, func() { d.conn.End(ErrStopped) })
-	d.cfg.Hooks.Connected(d.conn.peer)
 	d.wg.Go(d.serve)
 	return d, nil
 }
@@ -57,7 +56,7 @@ func (d *Dealer) serve() {
 		return nil
 	}, ignoreCommand)
 	d.in.close(fmt.Errorf("zmtp: connection to %s has ended: %w", d.conn.peer, cause))
-	d.cfg.Hooks.Disconnected(d.conn.peer, cause)
+	d.cfg.Disconnected(d.conn.peer, cause)
 	d.cancel(cause)
 }
 
@@ -67,5 +66,5 @@ func (d *Dealer) Send(ctx context.Context, frames ...[]byte) error {
 }
 
 // Recv waits for the next message. After the connection's end it returns the remaining messages, then the reason; see
-// [Hooks].Disconnected.
+// [Config].Disconnected.
 func (d *Dealer) Recv(ctx context.Context) ([][]byte, error) { return d.in.get(ctx) }

@@ -331,7 +331,7 @@ func TestLibzmqDemandsSecurity(t *testing.T) {
 				} else {
 					failed := make(chan error, 1)
 					cfg := Quick()
-					cfg.Hooks.Failed = func(_ Peer, err error) {
+					cfg.Failed = func(_ Peer, err error) {
 						select {
 						case failed <- err:
 						default:
@@ -549,12 +549,12 @@ func TestLibzmqDealers(t *testing.T) {
 // TestLibzmqSecureClient: a CURVE client that dials in is refused by name. Other clients are not affected.
 func TestLibzmqSecureClient(t *testing.T) {
 	failed := make(chan error, 100)
-	p := mustPub(t, "tcp://127.0.0.1:0", Config{Hooks: Hooks{Failed: func(_ Peer, err error) {
+	p := mustPub(t, "tcp://127.0.0.1:0", Config{Failed: func(_ Peer, err error) {
 		select {
 		case failed <- err:
 		default:
 		}
-	}}})
+	}})
 	startLibzmq(t, "SUB", opts{"connect": p.Addr(), "topics": []string{""}, "security": "curve"})
 	var refused *RefusedError
 	if err := <-failed; !errors.As(err, &refused) || refused.Mechanism != "CURVE" {

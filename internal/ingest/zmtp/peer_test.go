@@ -161,7 +161,7 @@ func TestHandshakeRefusals(t *testing.T) {
 			if tc.is == ErrSilent {
 				cfg.HandshakeTimeout = 100 * time.Millisecond
 			}
-			cfg.Hooks.Failed = func(_ Peer, err error) {
+			cfg.Failed = func(_ Peer, err error) {
 				select {
 				case failed <- err:
 				default:

@@ -70,13 +70,13 @@ func (s *socket) accept(serve func(*Conn)) {
 			return
 		}
 		if err != nil { // most likely no file descriptors are left
-			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text}, err)
+			s.cfg.Failed(Peer{Endpoint: s.ep.text}, err)
 			pause.wait(s.ctx, pause.pause(pause.max))
 			continue
 		}
 		pause.reset()
 		if !s.admit() {
-			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text, Remote: nc.RemoteAddr().String()}, errTooManyConns)
+			s.cfg.Failed(Peer{Endpoint: s.ep.text, Remote: nc.RemoteAddr().String()}, errTooManyConns)
 			nc.Close()
 			continue
 		}
@@ -114,7 +114,7 @@ func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*Conn)) er
 	s.mu.Unlock()
 	if err != nil {
 		if s.ctx.Err() == nil {
-			s.cfg.Hooks.Failed(peer, err)
+			s.cfg.Failed(peer, err)
 		}
 		return err
 	}
@@ -124,7 +124,7 @@ func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*Conn)) er
 	s.mu.Lock()
 	delete(s.conns, c)
 	s.mu.Unlock()
-	s.cfg.Hooks.Disconnected(c.peer, c.cause)
+	s.cfg.Disconnected(c.peer, c.cause)
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (s *socket) keepDialling(serve func(*Conn), now chan struct{}) {
 				pause.reset()
 			}
 		} else if s.ctx.Err() == nil {
-			s.cfg.Hooks.Failed(Peer{Endpoint: s.ep.text}, err)
+			s.cfg.Failed(Peer{Endpoint: s.ep.text}, err)
 		}
 		if !pause.wait(s.ctx, pause.pause(s.cfg.bound(err))) {
 			return
@@ -218,10 +218,7 @@ func Listen(ctx context.Context, kind, endpoint string, cfg Config, serve func(*
 	if err := l.init(ctx, kind, endpoint, cfg); err != nil {
 		return nil, err
 	}
-	return l, l.listen(func(c *Conn) {
-		l.cfg.Hooks.Connected(c.peer)
-		serve(c)
-	})
+	return l, l.listen(serve)
 }
 
 // Dial opens a socket of a kind that keeps one connection to an endpoint, until ctx ends or Stop is called. The
@@ -235,12 +232,7 @@ func Dial(ctx context.Context, kind, endpoint string, cfg Config, serve func(*Co
 		l.cancel(err)
 		return nil, err
 	}
-	l.wg.Go(func() {
-		l.keepDialling(func(c *Conn) {
-			l.cfg.Hooks.Connected(c.peer)
-			serve(c)
-		}, nil)
-	})
+	l.wg.Go(func() { l.keepDialling(serve, nil) })
 	return l, nil
 }
 

@@ -141,7 +141,6 @@ func (s *Sub) serve(c *Conn) {
 	if err := c.TrySend(s.subscriptions(&peer)); err != nil {
 		c.End(err)
 	}
-	s.cfg.Hooks.Connected(peer)
 	handle := s.accept(&peer)
 	if err := handle(s.ctx, Message{Kind: Opened, Peer: &peer}); err != nil {
 		c.End(ErrStopped)

@@ -309,7 +309,7 @@ func TestSubDialsBeforePublisherIsThere(t *testing.T) {
 	addr := "tcp://" + loopback.Reserve(t)
 	failed := make(chan error, 1)
 	cfg := Quick()
-	cfg.Hooks.Failed = func(_ Peer, err error) {
+	cfg.Failed = func(_ Peer, err error) {
 		select {
 		case failed <- err:
 		default:
@@ -406,7 +406,7 @@ func TestEndpointsOfClients(t *testing.T) {
 		failed := make(chan error, 1)
 		cfg := Quick()
 		cfg.Rule = rule
-		cfg.Hooks.Failed = func(_ Peer, err error) {
+		cfg.Failed = func(_ Peer, err error) {
 			select {
 			case failed <- err:
 			default:
@@ -449,10 +449,10 @@ func b2i(b bool) byte {
 // TestPubBoundsSubscribers: a subscriber cannot exhaust a publisher's memory.
 func TestPubBoundsSubscribers(t *testing.T) {
 	gone := make(chan error, 10)
-	cfg := Config{MaxConns: 2, Hooks: Hooks{
+	cfg := Config{MaxConns: 2,
 		Disconnected: func(_ Peer, err error) { gone <- err },
 		Failed:       func(_ Peer, err error) { gone <- err },
-	}}
+	}
 	p := mustPub(t, "tcp://127.0.0.1:0", cfg)
 	greedy := DialRaw(t, p.Addr(), 1, "SUB")
 	go func() {

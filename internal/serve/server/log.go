@@ -10,51 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
-
-// superviseHooks make log lines of what happens to the NATS server in this process.
-func superviseHooks(log *slog.Logger) natsserver.SuperviseHooks {
-	return natsserver.SuperviseHooks{
-		Unhealthy: func(why error, room bool) {
-			if room {
-				log.Error("the NATS server in this process is unhealthy; it is started anew", "error", why, "what_to_do",
-					"see the error; if it comes again, look at the disk of --data")
-			} else {
-				log.Error("the NATS server in this process is unhealthy; it is started anew when its disk has room",
-					"error", why, "what_to_do", "make room on the disk of --data, or give --store-bytes more")
-			}
-		},
-		Recovered: func() { log.Info("the NATS server in this process has recovered") },
-		Failed: func(err error) {
-			log.Error("the NATS server could not be started anew; it is tried again", "error", err, "what_to_do",
-				"see the error; look at the disk of --data and at --nats-listen's port")
-		},
-		Grown: func(bytes int64) {
-			log.Info("the disk has more room; the NATS server may take more of it", "bytes", bytes)
-		},
-	}
-}
-
-// modelHooks make log lines of what happens to the records of models and of the namespace.
-func modelHooks(log *slog.Logger, changed func()) jetstream.ModelHooks {
-	return jetstream.ModelHooks{
-		Changed: changed,
-		Bad: func(key string, err error) {
-			log.Warn("a model's record cannot be read; what was known of the model stays", "key", key, "error", err,
-				"what_to_do", "restart a shim of the model, which writes it again, or indexer forget --model")
-		},
-		Restored: func(err error) {
-			log.Warn("the namespace's record was lost; it is written again", "error", err, "what_to_do",
-				"see who but nodes may write to the bucket: indexer auth example prints what each user needs")
-		},
-		Failed: func(err error) {
-			log.Warn("the namespace's record is lost and cannot be written yet; it is tried again", "error", err,
-				"what_to_do", "see that NATS answers and has room; until then no node can start")
-		},
-	}
-}
 
 // shimsHooks make log lines of what happens to the shims in this process.
 func shimsHooks(log *slog.Logger) compat.ShimsHooks {

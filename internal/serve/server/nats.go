@@ -116,11 +116,9 @@ func (v *service) config(name string, by api.Transport) jetstream.ServiceConfig 
 		Name: name, Version: serviceVersion(v.s.Version),
 		Description: "index of KV cache, namespace " + v.s.Namespace,
 		Workers:     v.s.QueryWorkers, Queue: v.s.QueryQueue, MaxBody: jetstream.MaxValue, Refuse: refuse,
-		Traced: v.s.Tracer.On(),
-		Hooks: jetstream.ServiceHooks{
-			Ended:    func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) },
-			Panicked: v.s.panicked,
-		},
+		Traced:   v.s.Tracer.On(),
+		Ended:    func(op, outcome string) { v.s.outcomes.Count(by, op, outcome) },
+		Panicked: v.s.panicked,
 	}
 }
 

@@ -198,7 +198,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.views = cluster.NewViews(cfg.Config)
-	s.models = jetstream.NewModels(s.ns, modelHooks(log, func() { s.registry.ModelsChanged() }))
+	s.models = jetstream.NewModels(s.ns, log, func() { s.registry.ModelsChanged() })
 	s.registry = registry.New(registry.Config{
 		BlockSize: s.models.BlockSize,
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
@@ -356,7 +356,7 @@ func stopAll(stops []func()) {
 // runParts runs the parts of the node until ctx ends.
 func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 	if s.Embedded != nil {
-		go s.Embedded.Supervise(ctx, superviseHooks(s.log))
+		go s.Embedded.Supervise(ctx, s.log)
 	}
 	var parts sync.WaitGroup
 	parts.Go(func() {
