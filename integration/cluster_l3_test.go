@@ -97,7 +97,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 			lease, err := registry.NewLease(ns, registry.Record{
 				Instance: name, Model: "m", BlockSize: harness.BlockSize, Source: "sglang",
 				LeaseMS: (15 * time.Minute).Milliseconds(), L3: &hicache.Config{SGLang: &own},
-			}, registry.LeaseHooks{})
+			}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -194,7 +194,7 @@ func doctorsClaims(t *testing.T, s *staged) {
 		t.Fatal(err)
 	}
 	lease, err := registry.NewLease(ns, registry.Record{Instance: "w1", Model: "m2", BlockSize: 16, Source: "vllm"},
-		registry.LeaseHooks{})
+		nil)
 	if err != nil {
 		t.Fatal(err)
 	}

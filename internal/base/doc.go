@@ -3,7 +3,6 @@
 //   - datafolder rejects a data folder with write access for other users of the host
 //   - dial limits the addresses in requests of clients, and the receivers of secrets
 //   - escape escapes foreign texts for terminals and shell commands
-//   - hooks fills in missing callbacks
 //   - littleendian converts lists of numbers to bytes and back
 //   - logtest passes log lines to tests
 //   - loop waits, with cancellation, and wakes a waiting goroutine

@@ -541,8 +541,8 @@ func (c *Conn) Subscribe(subject string, handle func(Request)) (stop func(), err
 }
 
 // Listen calls heard with the messages on a subject, one at a time, until ctx ends, and returns ctx's error. Messages
-// wait in memory meanwhile, up to the client's limit of 64 MiB. Further messages are dropped, and ConnOptions.AsyncError
-// is called. Messages during a lost connection are lost.
+// wait in memory meanwhile, up to the client's limit of 64 MiB. Further messages are dropped with a call of
+// ConnOptions.AsyncError. Messages during a lost connection are lost.
 func (c *Conn) Listen(ctx context.Context, subject string, heard func(data []byte)) error {
 	stop, err := c.Subscribe(subject, func(r Request) {
 		if ctx.Err() == nil {

@@ -84,7 +84,7 @@ func startWorker(ctx context.Context, conn *jetstream.Conn, cfg Config, i int) (
 			Engine: w.engine.Endpoint(), Replay: w.engine.Replay(), Decoder: decoder, Log: shim.NewStreamLog(ns, w.key,
 				func(error) {}),
 			Identity: shim.Identity{Model: model, BlockSize: uint32(cfg.BlockSize)},
-			Hooks:    shim.Hooks{Published: w.isPublished},
+			Observer: publishedTo{w: w},
 		})
 	}()
 	return w, nil
@@ -115,8 +115,14 @@ func (w *worker) apply(a enginesim.Announced) {
 	w.last = &seq
 }
 
-// isPublished receives the position of the shim in the log.
-func (w *worker) isPublished(cursor events.Cursor, at events.StreamSeq) {
+// publishedTo records in a worker the position of its shim in the log.
+type publishedTo struct {
+	shim.Unobserved
+	w *worker
+}
+
+func (p publishedTo) Published(cursor events.Cursor, at events.StreamSeq) {
+	w := p.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.published, w.registered = cursor, true

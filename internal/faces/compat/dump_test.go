@@ -41,7 +41,7 @@ func dumping(t *testing.T, lines func(ctx context.Context, worker events.WorkerI
 	outcomes = make(chan string, 100)
 	mux := web.NewMux()
 	Register(mux, Config{
-		Server: &fleet{workers: workers}, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
+		Server: &fleet{workers: workers}, Shims: NewShims(nil, nil, "one", Engines{}, nil),
 		Dump: func(ctx context.Context, of []events.WorkerID, out io.Writer) error {
 			for _, worker := range of {
 				if err := lines(ctx, worker, out); err != nil {

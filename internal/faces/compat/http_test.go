@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // asked is an indexer that records its queries.
@@ -42,7 +42,7 @@ func TestReadAsDynamoDoes(t *testing.T) {
 	counts := map[string]int{}
 	x := &asked{}
 	h := web.NewMux()
-	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{}),
+	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, nil),
 		Ended: func(op, outcome string) { counts[op+" "+outcome]++ }})
 	total := 0
 	for _, c := range []struct {
@@ -191,9 +191,9 @@ func TestMultimodalItems(t *testing.T) {
 func TestUnknownStoreFields(t *testing.T) {
 	t.Parallel()
 	var warned []string
-	shims := NewShims(nil, nil, "one", Engines{}, ShimsHooks{Passed: func(key events.RankKey, fields hicache.Passed) {
-		warned = append(warned, key.String()+" "+fields.String())
-	}})
+	shims := NewShims(nil, nil, "one", Engines{}, logtest.New(func(l logtest.Line) {
+		warned = append(warned, fmt.Sprint(l.Attrs["worker"], " ", l.Attrs["fields"]))
+	}))
 	body := register(`{"sglang_hicache_mooncake":{"backend":"mooncake","page_size":16,"tp_size":1,"pp_size":1,
 		"of_next_year":{"a":1},"key_prefix":"m","kv_events_endpoint":null,"tenant_id":"default","another":[]}}`)
 	r, err := read([]byte(body), "instance_id", "endpoint", "model_name", "block_size")

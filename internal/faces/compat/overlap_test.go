@@ -33,7 +33,7 @@ func TestOverlapScores(t *testing.T) {
 		{Instance: "9", Rank: 0}},
 		L3: api.L3{Status: api.L3OK, Ranges: [][2]uint32{{0, 2}, {4, 7}}, Total: 5}}}
 	h := web.NewMux()
-	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, ShimsHooks{})})
+	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, nil)})
 	post := func(body string) *httptest.ResponseRecorder {
 		r, w := httptest.NewRequest("POST", "/overlap_scores", strings.NewReader(body)), httptest.NewRecorder()
 		r.Header.Set("Content-Type", api.JSON)

@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/escape"
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
@@ -34,39 +34,6 @@ var (
 	ErrBad      = errors.New("bad registration")
 )
 
-// ShimsHooks are callbacks of events. A nil field disables a callback.
-type ShimsHooks struct {
-	Started func(r registry.Record)
-	// the detected engine, if the registration does not name an engine
-	EngineFound func(key events.RankKey, engine events.Engine, why string)
-	Ended       func(key events.RankKey, err error) // a shim ended and will restart
-	// a stored registration is invalid and does not start
-	Rejected func(key events.RankKey, err error)
-
-	// StateChanged is called after a change of the connection to an engine.
-	StateChanged func(key events.RankKey, s shim.State)
-
-	// Quiet is called with true if an engine has published no event since the start of the shim, and with false at the
-	// first event.
-	Quiet func(key events.RankKey, quiet bool)
-
-	// Unusable is called when events are skipped, because the engine's block size differs from the registration.
-	Unusable func(key events.RankKey, err error, do string)
-
-	// OtherRank is called when the engine names another data-parallel rank than the registration. If skipped is set,
-	// the shim skips the events, because the registered rank uses the same socket.
-	OtherRank func(key events.RankKey, rank events.Rank, skipped bool)
-
-	// Unreadable is called when the rank's last message in the log cannot be read. A new incarnation begins.
-	Unreadable func(key events.RankKey, err error)
-
-	// Passed is called once for every worker with unknown fields in the store configuration. The fields are ignored.
-	Passed func(key events.RankKey, fields hicache.Passed)
-
-	// Refused is called when the log refuses events, and with nil when the log accepts events again.
-	Refused func(key events.RankKey, err error)
-}
-
 // Engines configures the reaction of shims to engines that refuse connections or publish nothing; see [shim.Config].
 type Engines struct {
 	OnRefused              shim.OnRefused
@@ -83,13 +50,13 @@ type Shims struct {
 	bucket  *jetstream.Bucket
 	node    string
 	engines Engines
-	hooks   ShimsHooks
+	log     *slog.Logger
 	starts  chan struct{} // semaphore of starting shims
 
 	mu     sync.Mutex
 	ctx    context.Context
 	ranks  map[events.RankKey]*running
-	passed map[events.WorkerID]string // the fields of the last call of Passed
+	passed map[events.WorkerID]string // logged unknown fields
 }
 
 type running struct {
@@ -105,11 +72,11 @@ type Listener struct {
 	Connected bool
 }
 
-// NewShims returns the shims of a node. Run starts them.
+// NewShims returns the shims of a node. Run starts them. A nil log is permitted.
 func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, engines Engines,
-	h ShimsHooks) *Shims {
-	hooks.Fill(&h)
-	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, hooks: h,
+	log *slog.Logger) *Shims {
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
+	return &Shims{ns: ns, bucket: bucket, node: node, engines: engines, log: log,
 		starts: make(chan struct{}, maxStarts), ranks: map[events.RankKey]*running{},
 		passed: map[events.WorkerID]string{}}
 }
@@ -117,7 +84,7 @@ func NewShims(ns *jetstream.Namespace, bucket *jetstream.Bucket, node string, en
 // maxPassed is the maximum number of workers in Shims.passed.
 const maxPassed = 10_000
 
-// notePassed calls the hook Passed, unless an earlier registration of the worker had the same unknown fields.
+// notePassed logs the unknown fields of a worker's store configuration, once for equal fields of a worker.
 func (s *Shims) notePassed(key events.RankKey, fields hicache.Passed) {
 	s.mu.Lock()
 	known := len(fields) == 0 || s.passed[key.Instance] == fields.String()
@@ -129,7 +96,8 @@ func (s *Shims) notePassed(key events.RankKey, fields hicache.Passed) {
 	}
 	s.mu.Unlock()
 	if !known {
-		s.hooks.Passed(key, fields)
+		s.log.Warn("a registration's l3 has unknown fields, which are passed over", "worker", key, "fields", fields,
+			"what_to_do", hicache.PassedRemedy)
 	}
 }
 
@@ -395,10 +363,12 @@ func (s *Shims) start(run *running) {
 				return
 			}
 			if errors.Is(err, ErrBad) { // an invalid registration waits for its removal
-				s.hooks.Rejected(run.record.Key(), err)
+				s.log.Warn("a registration is not acted on", "worker", run.record.Key(), "error", err, "what_to_do",
+					"unregister the worker and register it with another address, or permit it with --dial-allow or --l3-folder")
 				return
 			}
-			s.hooks.Ended(run.record.Key(), err)
+			s.log.Warn("a shim in this process has ended; it is started again", "worker", run.record.Key(), "error", err,
+				"what_to_do", "see the error; unregister the worker if its engine is gone")
 			loop.Wait(ctx, 5*time.Second)
 		}
 	}()
@@ -423,44 +393,12 @@ func (s *Shims) shim(ctx context.Context, run *running) error {
 	if !ok {
 		return ctx.Err()
 	}
-	key, quiet := r.Key(), false
+	o := &observer{log: s.log, run: run, record: r, key: r.Key(), begun: begun}
 	return host.Run(ctx, host.Rank{Record: r, Decoder: decoder, Config: shim.Config{
 		Engine: r.Engine.Endpoint, Replay: r.Engine.Replay,
 		Tracer: s.engines.Tracer, Sockets: zmtp.Config{Rule: s.engines.Screen.Rule},
 		OnRefused: s.engines.OnRefused, SilentAfter: s.engines.SilentAfter, GoneAfter: s.engines.GoneAfter,
-	}}, host.Env{Namespace: s.ns, Lease: registry.LeaseHooks{Taken: begun}, Watch: host.Watch{
-		Prepared: func(*shim.Report, *shim.Config) { s.hooks.Started(r) },
-		Found:    func(e events.Engine, why string) { s.hooks.EngineFound(key, e, why) },
-		Unusable: func(err error, size uint32) (remedy string, skip bool) {
-			if remedy = otherBlockSize(size, r.Model); err != nil {
-				s.hooks.Unusable(key, err, remedy)
-			}
-			return remedy, false
-		},
-		OtherRank: func(rank events.Rank, skipped bool) { s.hooks.OtherRank(key, rank, skipped) },
-		Refused: func(err error, first bool) {
-			if first {
-				s.hooks.Refused(key, err)
-			}
-		},
-		Stepped: func(_ shim.Counts, _ int, again bool) {
-			if again {
-				s.hooks.Refused(key, nil)
-			}
-		},
-		Shim: shim.Hooks{
-			Connected:     func(string) { run.connected.Store(true) },
-			Disconnected:  func(string, error) { run.connected.Store(false) },
-			LogUnreadable: func(err error) { s.hooks.Unreadable(key, err) },
-			StateChanged: func(now shim.State) {
-				if now.Quiet != quiet {
-					quiet = now.Quiet
-					s.hooks.Quiet(key, quiet)
-				}
-				s.hooks.StateChanged(key, now)
-			},
-		},
-	}})
+	}}, host.Env{Namespace: s.ns, Observer: o, Prepared: o.prepared})
 }
 
 // maxStarts is the number of shims that start at the same time.

@@ -51,7 +51,7 @@ func newShimSite(t *testing.T) *shimSite {
 // start runs the shims of a node until the end of the test.
 func (s *shimSite) start() *Shims {
 	ctx, cancel := context.WithCancel(s.Context())
-	shims := NewShims(s.ns, s.bucket, "one", Engines{}, ShimsHooks{})
+	shims := NewShims(s.ns, s.bucket, "one", Engines{}, nil)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -22,6 +22,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
+// refusals sends the reasons of refused claims.
+type refusals struct {
+	leaseTaken
+	reasons chan<- error
+}
+
+func (r refusals) Unclaimed(_ string, err error) { r.reasons <- err }
+
 // claiming is a registry that receives single entries of the bucket.
 type claiming struct {
 	*testing.T
@@ -360,9 +368,7 @@ func TestTheServerRefusesOthersModels(t *testing.T) {
 		r := record(name, lease)
 		r.Model, r.Source = model, "vllm"
 		unclaimed, taken := make(chan error, 100), make(chan struct{})
-		l := must(NewLease(ns, r, LeaseHooks{
-			Taken: func() { close(taken) }, Unclaimed: func(_ string, err error) { unclaimed <- err },
-		}))
+		l := must(NewLease(ns, r, refusals{leaseTaken{taken: func() { close(taken) }}, unclaimed}))
 		running, cancel := context.WithCancel(s.ctx)
 		done := make(chan error, 1)
 		go func() { done <- l.Keep(running, func() {}) }()

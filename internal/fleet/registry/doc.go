@@ -2,7 +2,7 @@
 // record. After the end of a lease, a node writes to the log that the rank is gone. A lease ends if it expires, if the
 // shim ends it together with the engine, or if a node finds the engine's address dead.
 //
-//	shim:  lease := registry.NewLease(ns, record, hooks); lease.Keep(ctx, lost)   // take, renew; lost: read the log
+//	shim:  lease := registry.NewLease(ns, record, observer); lease.Keep(ctx, lost)   // take, renew; lost: read the log
 //	node:  r := registry.New(cfg); r.Run(ctx)                                     // watch, probe, expire
 //	       r.Workers(), r.Partitions(model), r.Changed()                          // registered workers
 //	       r.Sharing(model)                                                       // their shared store

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -22,22 +22,31 @@ import (
 // ErrTaken means that another shim has taken over the lease. [Lease.Keep] returns ErrTaken; this shim must stop.
 var ErrTaken = errors.New("another shim has taken over this worker's lease")
 
-// LeaseHooks report the events of a lease, from Keep's goroutine. A nil hook is ignored.
-type LeaseHooks struct {
-	Taken  func()          // this shim holds the lease
-	Lost   func()          // the lease had expired, and this shim holds it again
-	Failed func(err error) // a write of the lease failed; Keep retries
+// LeaseObserver receives the events of a lease, from the goroutine of [Lease.Keep]. [UnobservedLease] is an observer
+// without effect.
+type LeaseObserver interface {
+	LeaseTaken()           // this shim holds the lease
+	LeaseLost()            // the lease had expired, and this shim holds it again
+	LeaseFailed(err error) // a write of the lease failed; Keep retries
 
 	// Unclaimed is called if the NATS server does not permit this user to claim the model of the record, or a further
 	// name. The shim still acquires the lease: nodes that require claims ignore the lease or the name.
-	Unclaimed func(name string, err error)
+	Unclaimed(name string, err error)
 }
+
+// UnobservedLease ignores all events. Types embed it to implement a part of [LeaseObserver].
+type UnobservedLease struct{}
+
+func (UnobservedLease) LeaseTaken()             {}
+func (UnobservedLease) LeaseLost()              {}
+func (UnobservedLease) LeaseFailed(error)       {}
+func (UnobservedLease) Unclaimed(string, error) {}
 
 // Lease is a shim's lease on the registration of its rank.
 type Lease struct {
 	bucket *jetstream.Bucket
 	name   string
-	hooks  LeaseHooks
+	events LeaseObserver
 	soon   chan struct{} // requests an early renewal
 
 	yields    bool            // see [Lease.Yield]
@@ -52,8 +61,8 @@ type Lease struct {
 }
 
 // NewLease prepares a lease. NewLease sets the version, holder, state and length of the record, if unset. NewLease
-// writes nothing.
-func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, error) {
+// writes nothing. A nil observer is permitted.
+func NewLease(ns *jetstream.Namespace, record Record, observer LeaseObserver) (*Lease, error) {
 	record.Version, record.State = recordVersion, Held
 	if record.LeaseMS == 0 {
 		record.LeaseMS = DefaultLease.Milliseconds()
@@ -74,9 +83,9 @@ func NewLease(ns *jetstream.Namespace, record Record, h LeaseHooks) (*Lease, err
 	if err != nil {
 		return nil, err
 	}
-	hooks.Fill(&h)
-	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data, hooks: h,
-		soon: make(chan struct{}, 1), named: map[string]bool{}}, nil
+	return &Lease{bucket: ns.OpenWorkers(), name: name, record: record, data: data,
+		events: cmp.Or[LeaseObserver](observer, UnobservedLease{}),
+		soon:   make(chan struct{}, 1), named: map[string]bool{}}, nil
 }
 
 // Yield restricts the lease to a rank without a shim. Yield is for a rank with events on another host, where a shim may
@@ -214,14 +223,14 @@ func (l *Lease) Keep(ctx context.Context, lost func()) error {
 		case errors.Is(err, ErrTaken), errors.Is(err, jetstream.ErrDenied):
 			return err
 		case err != nil:
-			l.hooks.Failed(err)
+			l.events.LeaseFailed(err)
 		default:
 			if revision == 0 {
-				l.hooks.Taken()
+				l.events.LeaseTaken()
 			}
 			switch {
 			case expired:
-				l.hooks.Lost()
+				l.events.LeaseLost()
 				lost()
 				// between the early renewals and the next regular renewal
 				look = begun.Add(every * 9 / 10)
@@ -369,7 +378,7 @@ func (l *Lease) claimNames(ctx context.Context, taken bool) {
 		err := putClaim(ctx, l.bucket, l.record.Instance, name)
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
-			l.hooks.Unclaimed(name, err)
+			l.events.Unclaimed(name, err)
 		case err != nil:
 			return
 		}
@@ -384,7 +393,7 @@ func (l *Lease) claim(ctx context.Context) error {
 	err := putClaim(ctx, l.bucket, l.record.Instance, l.record.Model)
 	if errors.Is(err, jetstream.ErrDenied) {
 		if !l.unclaimed {
-			l.hooks.Unclaimed(l.record.Model, err)
+			l.events.Unclaimed(l.record.Model, err)
 		}
 		l.unclaimed = true
 		return nil

@@ -12,7 +12,7 @@ import (
 // started in between considers the record old.
 func TestAStoredAttempt(t *testing.T) {
 	s := newSite(t)
-	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
+	l := must(NewLease(s.ns, record("w", time.Hour), nil))
 	first, _, err := l.renew(s.ctx, 0)
 	s.must(err)
 	stored := must(s.bucket.Commit(s.ctx, nil, jetstream.Value{Key: l.name, Data: l.text()}, first))
@@ -27,7 +27,7 @@ func TestAStoredAttempt(t *testing.T) {
 // TestLeaseIsEnded: a shim ends only the own lease, at once.
 func TestLeaseIsEnded(t *testing.T) {
 	s := newSite(t)
-	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
+	l := must(NewLease(s.ns, record("w", time.Hour), nil))
 	s.must(l.End(s.ctx, true)) // no lease exists
 	_, _, err := l.renew(s.ctx, 0)
 	s.must(err)
@@ -36,7 +36,7 @@ func TestLeaseIsEnded(t *testing.T) {
 		s.must(json.Unmarshal(must(s.bucket.Latest(s.ctx, l.name)).Value, &r))
 		return r.State
 	}
-	other := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
+	other := must(NewLease(s.ns, record("w", time.Hour), nil))
 	s.must(other.End(s.ctx, true))
 	if now := state(); now != Held {
 		t.Errorf("another shim's End: %s", now)

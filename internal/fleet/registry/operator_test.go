@@ -22,7 +22,7 @@ func (s *site) hold(r Record) (end func()) {
 	s.Helper()
 	r.Source = "vllm"
 	taken := make(chan struct{}, 1)
-	l, err := NewLease(s.ns, r, LeaseHooks{Taken: func() { taken <- struct{}{} }})
+	l, err := NewLease(s.ns, r, leaseTaken{taken: func() { taken <- struct{}{} }})
 	s.must(err)
 	running, cancel := context.WithCancel(s.ctx)
 	done := make(chan error, 1)

@@ -108,6 +108,14 @@ func newSiteOn(t *testing.T, on natsserver.Options, as jetstream.ConnOptions) *s
 	return s
 }
 
+// leaseTaken calls taken when the lease is held.
+type leaseTaken struct {
+	UnobservedLease
+	taken func()
+}
+
+func (l leaseTaken) LeaseTaken() { l.taken() }
+
 func (s *site) must(err error) {
 	s.Helper()
 	if err != nil {
@@ -121,7 +129,7 @@ func (s *site) shim(name string, lease time.Duration) (end func()) {
 	taken := make(chan struct{})
 	r := record(name, lease)
 	r.Source = "vllm"
-	l, err := NewLease(s.ns, r, LeaseHooks{Taken: sync.OnceFunc(func() { close(taken) })})
+	l, err := NewLease(s.ns, r, leaseTaken{taken: sync.OnceFunc(func() { close(taken) })})
 	s.must(err)
 	running, cancel := context.WithCancel(s.ctx)
 	done := make(chan error, 1)

@@ -19,7 +19,7 @@ func TestShimStates(t *testing.T) {
 	s := newSite(t)
 	r := record("w", time.Hour) // no renewal during the test
 	r.Source, r.Shim = "vllm", &ShimState{CatchingUp: true}
-	lease, err := NewLease(s.ns, r, LeaseHooks{})
+	lease, err := NewLease(s.ns, r, nil)
 	s.must(err)
 	running, end := context.WithCancel(s.ctx)
 	done := make(chan error, 1)

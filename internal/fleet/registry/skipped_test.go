@@ -129,7 +129,7 @@ func TestUnreadableReports(t *testing.T) {
 // TestLeaseOverForeignRecord: a record that no shim of the rank wrote does not end the holder of the lease.
 func TestLeaseOverForeignRecord(t *testing.T) {
 	s := newSite(t)
-	l := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{}))
+	l := must(NewLease(s.ns, record("w", time.Hour), nil))
 	other := record("w", time.Hour)
 	other.Instance, other.Holder.ID = "another", "x"
 	foreign := must(other.encode())
@@ -144,7 +144,7 @@ func TestLeaseOverForeignRecord(t *testing.T) {
 			t.Errorf("%q is still there: %s", bad, e.Value)
 		}
 	}
-	second := must(NewLease(s.ns, record("w", time.Hour), LeaseHooks{})) // a real shim
+	second := must(NewLease(s.ns, record("w", time.Hour), nil)) // a real shim
 	revision, _, err := l.renew(s.ctx, 0)
 	s.must(err)
 	_, _, err = second.renew(s.ctx, 0)

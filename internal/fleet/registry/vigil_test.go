@@ -75,7 +75,7 @@ func newWatchful(t *testing.T) *watchful {
 func (w *watchful) serving(name, address string, since time.Time) *Lease {
 	r := record(name, time.Hour)
 	r.Source, r.Control, r.Worker = "vllm", true, &api.WorkerSpec{Endpoint: "http://" + address}
-	l := must(NewLease(w.ns, r, LeaseHooks{}))
+	l := must(NewLease(w.ns, r, nil))
 	l.record.Holder.Since = since
 	l.data = must(l.record.encode())
 	_, _, err := l.renew(w.ctx, 0)

@@ -89,7 +89,7 @@ func TestResyncOnRequest(t *testing.T) {
 			Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
 				BlockSize: 4}, Decoder: decoder,
 			Log: NewStreamLog(ns, key, func(error) {}), Control: server,
-			Hooks: Hooks{Published: func(c events.Cursor, _ events.StreamSeq) { published <- c }},
+			Observer: observing{published: func(c events.Cursor) { published <- c }},
 		})
 	}()
 	for _, prompt := range [][]uint32{{1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 9, 9, 9, 9}} {

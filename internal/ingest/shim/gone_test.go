@@ -209,7 +209,7 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 				Engine: engine.Endpoint(), Replay: engine.Replay(), Identity: Identity{Model: "m",
 					BlockSize: 4}, Decoder: decoder, Log: log,
 				SilentAfter: time.Minute, // a machine under load is not silent
-				Hooks:       Hooks{StateChanged: func(s State) { states <- s.Engine }},
+				Observer:    observing{state: func(s State) { states <- s.Engine }},
 			})
 		}()
 		rng := rand.New(rand.NewPCG(*seedFlag, uint64(i)))
@@ -306,8 +306,8 @@ func TestReplaySocketThatComesLate(t *testing.T) {
 			SilentAfter: time.Hour, IdleCheck: time.Hour, RetryMax: time.Hour, RetryMin: time.Millisecond,
 			RetryReachable: 10 * time.Millisecond,
 			Limits:         Limits{ReplayPatience: 1}, // it is given up at the second failure
-			Hooks: Hooks{ReplayFailed: func(_ events.EngineSeq, err error) { failures <- err },
-				StateChanged: func(s State) { states <- s }},
+			Observer: observing{replayFailed: func(err error) { failures <- err },
+				state: func(s State) { states <- s }},
 		})
 	}()
 	defer func() {

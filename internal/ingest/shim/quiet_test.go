@@ -34,7 +34,7 @@ func TestQuietSinceTheStart(t *testing.T) {
 			go func() {
 				ended <- Run(ctx, Config{Feed: feed, Log: &keptLog{changed: make(chan struct{})},
 					Identity: Identity{Model: "m", BlockSize: 16},
-					Hooks: Hooks{StateChanged: func(s State) {
+					Observer: observing{state: func(s State) {
 						if s.Quiet != quiet {
 							quiet = s.Quiet
 							said = append(said, fmt.Sprint(time.Since(began), " ", quiet))

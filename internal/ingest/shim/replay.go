@@ -304,7 +304,7 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		}
 		return
 	case got.err != nil:
-		r.cfg.Hooks.ReplayFailed(r.replay.from, got.err)
+		r.cfg.Observer.ReplayFailed(r.replay.from, got.err)
 		r.cfg.Control.replayed(got.err)
 		most := r.cfg.RetryMax
 		switch {
@@ -322,11 +322,11 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 			r.askSoon()
 		}
 	case got.whole != nil:
-		r.cfg.Hooks.ReplayEnded()
+		r.cfg.Observer.ReplayEnded()
 		r.cfg.Control.replayed(nil)
 		r.retryLater(r.machine.ReplayedWhole(*got.whole, now), r.cfg.RetryMax)
 	default:
-		r.cfg.Hooks.ReplayEnded()
+		r.cfg.Observer.ReplayEnded()
 		r.cfg.Control.replayed(nil)
 		r.retryLater(r.machine.ReplayEnded(now), r.cfg.RetryMax)
 		r.dialNow() // who answers here publishes too

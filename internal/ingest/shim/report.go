@@ -29,13 +29,13 @@ type Report struct {
 }
 
 // NewReport prepares a rank's lease: its record says that the shim is catching up. server may be nil.
-func NewReport(ns *jetstream.Namespace, record registry.Record, hooks registry.LeaseHooks,
+func NewReport(ns *jetstream.Namespace, record registry.Record, observer registry.LeaseObserver,
 	server *ControlServer) (*Report, error) {
 	r := &Report{server: server, state: registry.ShimState{CatchingUp: true}}
 	record.Shim = &registry.ShimState{CatchingUp: true} // what the engine said before is not known yet
 	record.Control = server != nil
 	var err error
-	if r.lease, err = registry.NewLease(ns, record, hooks); err != nil {
+	if r.lease, err = registry.NewLease(ns, record, observer); err != nil {
 		return nil, fmt.Errorf("register: %w", err)
 	}
 	return r, nil

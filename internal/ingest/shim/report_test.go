@@ -18,7 +18,7 @@ func TestLogCrowded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := NewReport(w.ns, registry.Record{Instance: "w", Model: "m", BlockSize: 16}, registry.LeaseHooks{}, nil)
+	r, err := NewReport(w.ns, registry.Record{Instance: "w", Model: "m", BlockSize: 16}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

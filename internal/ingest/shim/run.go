@@ -10,7 +10,6 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
@@ -23,7 +22,7 @@ type runner struct {
 	machine  *Machine
 	sub      *zmtp.Sub
 	speakers speakers
-	several  string // what Hooks.Several was told
+	several  string // the last report of Observer.Several
 
 	messages Receiver     // the engine's live socket; nil: there is a feed, or the messages have ended
 	feed     <-chan Frame // nil: there is a socket, or the feed has ended
@@ -80,7 +79,7 @@ func (cfg *Config) setDefaults() {
 	if len(cfg.Topics) == 0 {
 		cfg.Topics = []string{""}
 	}
-	hooks.Fill(&cfg.Hooks)
+	cfg.Observer = cmp.Or[Observer](cfg.Observer, Unobserved{})
 }
 
 // newRunner returns a runner whose inputs are still closed.
@@ -130,7 +129,7 @@ func (r *runner) open(ctx context.Context) (err error) {
 		r.messages = cfg.Messages
 	default:
 		sockets := cfg.sockets()
-		sockets.Failed = func(_ zmtp.Peer, err error) { cfg.Hooks.Failed(cfg.Engine, err) }
+		sockets.Failed = func(_ zmtp.Peer, err error) { cfg.Observer.Failed(cfg.Engine, err) }
 		open := zmtp.DialSub
 		if cfg.Listen {
 			open = zmtp.ListenSub
@@ -164,7 +163,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	r.machine.Recovered(published, millis(time.Now()))
 	if published.Unreadable != nil {
-		cfg.Hooks.LogUnreadable(published.Unreadable)
+		cfg.Observer.LogUnreadable(published.Unreadable)
 	}
 	r.span.recovered(published, r.machine.Incarnation())
 	if cfg.Source != nil {
@@ -223,7 +222,7 @@ func (o observed) Continue() (part []events.Event, more bool) {
 // look passes on what the decoder has found out.
 func (o observed) look(err error) {
 	if err != nil {
-		o.cfg.Hooks.Undecodable(o.machine.Taken().Seq, err)
+		o.cfg.Observer.Undecodable(o.machine.Taken().Seq, err)
 	}
 	if d, ok := o.cfg.Decoder.(interface{ Counts() events.SkipCounts }); ok && o.cfg.Control != nil {
 		if now := d.Counts(); now != o.skips {
@@ -265,7 +264,7 @@ func (r *runner) recover(ctx context.Context) (Published, error) {
 		if ctx.Err() != nil {
 			return p, nil
 		}
-		r.cfg.Hooks.LogFailed(err)
+		r.cfg.Observer.LogFailed(err)
 		sleep(ctx, pause)
 		pause = min(2*pause, r.cfg.RetryMax)
 	}
@@ -475,7 +474,7 @@ func (r *runner) report() {
 	r.span.begun(incarnation)
 	r.cfg.Control.stepped(incarnation, counts)
 	_, bytes := r.machine.Queued()
-	r.cfg.Hooks.Stepped(counts, bytes)
+	r.cfg.Observer.Stepped(counts, bytes)
 }
 
 // checkIdle asks whether anything was missed if the engine has been silent.
@@ -509,7 +508,7 @@ func (r *runner) publish(ctx context.Context, flight [][]byte) {
 		}
 	case errors.Is(err, ErrLogLost):
 		f.outcome = logRolledBack
-		r.cfg.Hooks.LogFailed(err)
+		r.cfg.Observer.LogFailed(err)
 		sleep(ctx, r.cfg.RetryMin)
 		f.present, f.err = r.recover(ctx)
 	default:
@@ -569,7 +568,7 @@ func (r *runner) landed(f flushed) error {
 	switch {
 	case f.outcome == flightStored:
 		r.machine.Flushed()
-		r.cfg.Hooks.Published(r.machine.Acked().Cursor, f.last)
+		r.cfg.Observer.Published(r.machine.Acked().Cursor, f.last)
 	case f.outcome == logRolledBack:
 		r.logLost(f.present)
 	case f.present.Unreadable != nil:

@@ -395,7 +395,7 @@ func TestRunLearns(t *testing.T) {
 		ended <- Run(running, Config{
 			Engine: pub.Addr(), Replay: router.Addr(), Identity: Identity{Model: "m", BlockSize: 2},
 			Decoder: newDecoder(t), Log: log, SilentAfter: time.Minute,
-			Hooks: Hooks{StateChanged: func(s State) { states <- s.Engine != "" && !s.CatchingUp }},
+			Observer: observing{state: func(s State) { states <- s.Engine != "" && !s.CatchingUp }},
 		})
 	}()
 	for caught := false; !caught; {

@@ -121,32 +121,6 @@ type Config struct {
 
 	Tracer *tracing.Tracer // of what is published; nil: that is not traced
 
-	Sockets zmtp.Config // bounds of the engine's sockets; Run sets Failed
-	Hooks   Hooks
-}
-
-// Hooks tell what happens, from Run's goroutines. Each may be nil. They must not block.
-type Hooks struct {
-	Connected    func(endpoint string)
-	Disconnected func(endpoint string, err error)
-	Failed       func(endpoint string, err error) // no connection came about
-	Stray        func(frames int)                 // a message on the engine's socket that is none of an engine's
-
-	// Several tells that several engines publish where one is expected, and which is followed; empty: one does again.
-	Several func(what string)
-
-	Undecodable  func(seq events.EngineSeq, err error)
-	ReplayFailed func(from events.EngineSeq, err error)
-	ReplayEnded  func() // well: the replay socket has answered
-
-	// SnapshotFailed is called with the error of a request to Source for all that the engine holds.
-	SnapshotFailed func(err error)
-	LogFailed      func(err error)
-	LogUnreadable  func(err error) // the rank's last message in the log: a new incarnation begins
-	Published      func(cursor events.Cursor, last events.StreamSeq)
-	Stepped        func(Counts, int) // after each step: the counts, and the bytes that are queued
-	StateChanged   func(State)       // how it stands has changed; the first time when Run's loop begins
-
-	// Unserved tells why the engine accepts no requests any more; empty: it accepts them again.
-	Unserved func(why string)
+	Sockets  zmtp.Config // bounds of the engine's sockets; Run sets Failed
+	Observer Observer    // nil: [Unobserved]
 }

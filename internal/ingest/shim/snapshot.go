@@ -174,7 +174,7 @@ func (r *runner) snapshotted(got snapshotted) {
 		r.machine.Snapshot(got.snapshot, now)
 		return
 	}
-	r.cfg.Hooks.SnapshotFailed(got.err)
+	r.cfg.Observer.SnapshotFailed(got.err)
 	r.machine.SnapshotFailed()
 	r.askSoon()
 }

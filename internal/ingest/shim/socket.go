@@ -25,7 +25,7 @@ func (r *runner) heard(msg zmtp.Message) {
 	switch msg.Kind {
 	case zmtp.Opened:
 		r.speakers.opened(msg.Peer)
-		r.cfg.Hooks.Connected(r.cfg.Engine)
+		r.cfg.Observer.Connected(r.cfg.Engine)
 		r.watching.presence.opened(time.Now())
 		r.watching.expect(time.Now(), r.cfg.QuietAfter)
 		r.watching.stopKnocking() // it is asked at once
@@ -33,7 +33,7 @@ func (r *runner) heard(msg zmtp.Message) {
 		r.check.Reset(time.Second)
 		r.heardAt = time.Time{}
 	case zmtp.Closed:
-		r.cfg.Hooks.Disconnected(r.cfg.Engine, msg.Err)
+		r.cfg.Observer.Disconnected(r.cfg.Engine, msg.Err)
 		r.watching.presence.closed(msg.Err, time.Now())
 		if r.speakers.closed(msg.Peer) {
 			r.replaceEngine(time.Now())
@@ -41,7 +41,7 @@ func (r *runner) heard(msg zmtp.Message) {
 		r.reportSpeakers()
 	case zmtp.Data:
 		if len(msg.Frames) != 3 || len(msg.Frames[1]) != 8 {
-			r.cfg.Hooks.Stray(len(msg.Frames))
+			r.cfg.Observer.Stray(len(msg.Frames))
 			return
 		}
 		now := time.Now()
@@ -86,5 +86,5 @@ func (r *runner) reportSpeakers() {
 		r.machine.TrustReplays(now == "", millis(time.Now()))
 	}
 	r.several = now
-	r.cfg.Hooks.Several(now)
+	r.cfg.Observer.Several(now)
 }

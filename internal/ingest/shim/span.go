@@ -56,7 +56,7 @@ func (r *runner) logLost(present Published) {
 func (r *runner) logUnreadable(present Published) {
 	if r.machine.LogUnreadable(present, millis(time.Now())) {
 		r.span = span{lastSeq: present.Seq}
-		r.cfg.Hooks.LogUnreadable(present.Unreadable)
+		r.cfg.Observer.LogUnreadable(present.Unreadable)
 	}
 }
 

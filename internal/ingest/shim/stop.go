@@ -81,7 +81,7 @@ func (r *runner) reportServed(refuses bool) {
 	if refuses {
 		why = "its serving address " + r.cfg.Serving + " refuses connections"
 	}
-	r.cfg.Hooks.Unserved(why)
+	r.cfg.Observer.Unserved(why)
 }
 
 // hasStopped reports whether the shim is to stop and the machine has all of an engine that is gone.

@@ -38,7 +38,7 @@ func TestStop(t *testing.T) {
 			go func() {
 				ended <- Run(running, Config{Engine: engine.Endpoint(), Replay: engine.Replay(),
 					Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder, Log: log, SilentAfter: time.Minute,
-					Stop: stop, Hooks: Hooks{StateChanged: func(s State) { states <- s }}})
+					Stop: stop, Observer: observing{state: func(s State) { states <- s }}})
 			}()
 			serve := func(first uint32) {
 				if _, err := engine.Serve([]uint32{first, 2, 3, 4, 5, 6, 7, 8}, nil); err != nil {
@@ -145,7 +145,7 @@ func TestEngineAcceptsNoRequests(t *testing.T) {
 		go func() {
 			ended <- Run(running, Config{Engine: engine.Endpoint(), Replay: engine.Replay(), Serving: serving,
 				Identity: Identity{Model: "m", BlockSize: 4}, Decoder: decoder, Log: newMemory(), SilentAfter: time.Minute,
-				Stop: stop, Hooks: Hooks{Unserved: func(why string) { unserved <- why }}})
+				Stop: stop, Observer: observing{unserved: func(why string) { unserved <- why }}})
 		}()
 		if everServed {
 			accept(l)

@@ -69,7 +69,7 @@ func (r *runner) watch(ctx context.Context) {
 	now.CatchingUp, now.Quiet = r.machine.CatchingUp(), r.isQuiet()
 	if now != r.watching.reported {
 		r.watching.reported = now
-		r.cfg.Hooks.StateChanged(now)
+		r.cfg.Observer.StateChanged(now)
 	}
 }
 

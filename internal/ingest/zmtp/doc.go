@@ -29,8 +29,8 @@
 // The frames of a received message belong to the receiver. All frames share one buffer, so a caller that keeps a small
 // frame keeps the whole message in memory. Send copies its frames before it returns.
 //
-// All methods are safe for concurrent use. A socket calls hooks from its own goroutines, one at a time for each
-// connection. A hook must neither block nor call the socket.
+// All methods are safe for concurrent use. A socket calls the functions of Config from its own goroutines, one at a
+// time for each connection. The functions must neither block nor call the socket.
 //
 // # Endpoints
 // Endpoints are tcp://HOST:PORT (a name, an IPv4 address or an IPv6 address in brackets) and ipc://PATH (ipc://@NAME

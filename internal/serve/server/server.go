@@ -260,7 +260,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	}
 	s.hub = watch.New(watch.Config{Self: s.ID, Source: watched{s}})
 	s.Engines.Tracer, s.Engines.Screen = s.Tracer, s.Screen
-	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, shimsHooks(log))
+	s.shims = compat.NewShims(s.ns, st.workers, s.ID, s.Engines, log)
 	cfg.Keeper, cfg.Views = s.node, s.views
 	s.joining = cfg
 	return s, nil

@@ -1,10 +1,10 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
-	"github.com/kvatlas/kvatlas/internal/base/hooks"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -19,8 +19,8 @@ type Rank struct {
 	// already.
 	Decoder *events.Decoder
 
-	// Config says where the engine is and what bounds the shim. Run sets Identity, Log, Control, Keep and Hooks, and
-	// Decoder if the rank has one.
+	// Config says where the engine is and what bounds the shim. Run sets Identity, Log, Control, Keep and Observer,
+	// and Decoder if the rank has one.
 	Config shim.Config
 }
 
@@ -32,52 +32,62 @@ type Env struct {
 	// shim. nil: [shim.Claim], which does not wait.
 	Claim func(ctx context.Context) (*shim.ControlServer, error)
 
-	Lease      registry.LeaseHooks
 	Reconnects *Reconnects // renews the lease when NATS is back; nil: the lease is renewed when it is due
-	Watch      Watch
-}
+	Observer   Observer    // nil: [Unobserved]
 
-// Watch is the functions that are called with what happens to a rank, after its report. Each may be nil. They must not
-// block. The goroutines of [shim.Run] call them.
-type Watch struct {
-	// Prepared is called before the shim runs. It may change the shim's settings.
+	// Prepared, if not nil, is called before the shim runs. It may change the shim's settings.
 	Prepared func(*shim.Report, *shim.Config)
 
-	// Ended is called with the result of the shim while the rank is still claimed.
+	// Ended, if not nil, is called with the result of the shim while the rank is still claimed.
 	Ended func(error)
+}
 
-	// Examine returns the decoder to use in place of an examiner. nil: the examiner itself.
-	Examine func(*shim.Examiner) shim.Decoder
+// Observer receives the events of a rank, after its report. Its methods must not block. The goroutines of [shim.Run]
+// call them. Run does not call LogFailed, but Refused.
+type Observer interface {
+	shim.Observer
+	registry.LeaseObserver
 
-	// Found is called when it is known how the engine speaks.
-	Found func(e events.Engine, why string)
+	// Examine returns the decoder to use in place of an examiner, or the examiner.
+	Examine(*shim.Examiner) shim.Decoder
+
+	// Found is called when the engine's format is known.
+	Found(e events.Engine, why string)
 
 	// Unusable is called when the engine's blocks have another size than the rank's, and with nil when they no longer
 	// have. It returns the remedy. skip keeps the finding out of the report.
-	Unusable func(err error, size uint32) (remedy string, skip bool)
+	Unusable(err error, size uint32) (remedy string, skip bool)
 
 	// OtherRank is called when the engine names another rank; see [shim.Examiner].
-	OtherRank func(rank events.Rank, skipped bool)
+	OtherRank(rank events.Rank, skipped bool)
 
-	// Denied is called if the NATS server does not permit the lease: the rank goes without. nil: the error ends Run.
-	Denied func(error)
+	// Denied is called if the NATS server does not permit the lease. It reports whether the rank goes without a lease;
+	// otherwise the error ends Run.
+	Denied(error) bool
 
-	Refused func(err error, first bool)   // the log takes no events; first: it did before
-	Crowded func(err error, changed bool) // the log refuses batches, or (nil) accepts them; changed: the record differs
-
-	// Stepped is called after each step. again: the log takes events again.
-	Stepped func(c shim.Counts, queued int, again bool)
-
-	// Shim has the other hooks of the shim. Its LogFailed and Stepped are not used.
-	Shim shim.Hooks
+	Refused(err error, first bool)   // the log takes no events; first: it did before
+	Crowded(err error, changed bool) // the log refuses batches, or (nil) accepts them; changed: the record differs
+	LogResumed()                     // the log takes events again; called before Stepped
 }
+
+// Unobserved ignores all events. Types embed it to implement a part of [Observer].
+type Unobserved struct {
+	shim.Unobserved
+	registry.UnobservedLease
+}
+
+func (Unobserved) Examine(x *shim.Examiner) shim.Decoder { return x }
+func (Unobserved) Found(events.Engine, string)           {}
+func (Unobserved) Unusable(error, uint32) (string, bool) { return "", false }
+func (Unobserved) OtherRank(events.Rank, bool)           {}
+func (Unobserved) Denied(error) bool                     { return false }
+func (Unobserved) Refused(error, bool)                   {}
+func (Unobserved) Crowded(error, bool)                   {}
+func (Unobserved) LogResumed()                           {}
 
 // Run shims a rank until ctx ends or the shim cannot go on.
 func Run(ctx context.Context, r Rank, env Env) error {
-	w := &env.Watch
-	examine, denied := w.Examine, w.Denied
-	hooks.Fill(w)
-	hooks.Fill(&w.Shim)
+	o := cmp.Or[Observer](env.Observer, Unobserved{})
 	key := r.Record.Key()
 	cfg := r.Config
 	if env.Claim == nil {
@@ -92,72 +102,83 @@ func Run(ctx context.Context, r Rank, env Env) error {
 	if server != nil {
 		defer server.Close()
 	}
-	report, err := shim.NewReport(env.Namespace, r.Record, env.Lease, server)
+	report, err := shim.NewReport(env.Namespace, r.Record, o, server)
 	if err != nil {
 		return err
 	}
 	if r.Decoder != nil {
-		x := examiner(r.Decoder, report, w)
+		x := examiner(r.Decoder, report, o)
 		x.Rank = key.Rank
-		if cfg.Decoder = shim.Decoder(x); examine != nil {
-			cfg.Decoder = examine(x)
-		}
+		cfg.Decoder = o.Examine(x)
 	}
-	refused := func(err error) { w.Refused(err, report.LogFailed(err)) }
+	observer := reporting{Observer: o, report: report}
 	cfg.Identity = shim.Identity{Model: r.Record.Model, BlockSize: r.Record.BlockSize}
-	cfg.Log = shim.NewStreamLog(env.Namespace, key, refused).OnCrowded(func(err error) {
-		w.Crowded(err, report.LogCrowded(err))
+	cfg.Log = shim.NewStreamLog(env.Namespace, key, observer.LogFailed).OnCrowded(func(err error) {
+		o.Crowded(err, report.LogCrowded(err))
 	})
 	cfg.Control = server
 	cfg.Keep = func(ctx context.Context, lost func()) error {
 		defer env.Reconnects.Notify(report.Renew)()
 		err := report.Keep(ctx, lost)
-		if denied != nil && errors.Is(err, jetstream.ErrDenied) {
-			denied(err)
+		if errors.Is(err, jetstream.ErrDenied) && o.Denied(err) {
 			return nil
 		}
 		return err
 	}
-	cfg.Hooks = reporting(report, w, refused)
-	w.Prepared(report, &cfg)
+	cfg.Observer = observer
+	if env.Prepared != nil {
+		env.Prepared(report, &cfg)
+	}
 	err = shim.Run(ctx, cfg)
-	w.Ended(err)
+	if env.Ended != nil {
+		env.Ended(err)
+	}
 	return err
 }
 
 // examiner returns the decoder whose findings are reported.
-func examiner(d *events.Decoder, report *shim.Report, w *Watch) *shim.Examiner {
+func examiner(d *events.Decoder, report *shim.Report, o Observer) *shim.Examiner {
 	return &shim.Examiner{
 		Decoder: d,
 		Found: func(e events.Engine, why string) {
 			report.Speaks(e)
-			w.Found(e, why)
+			o.Found(e, why)
 		},
 		Unusable: func(err error, size uint32) {
-			if remedy, skip := w.Unusable(err, size); !skip {
+			if remedy, skip := o.Unusable(err, size); !skip {
 				report.Unusable(err, remedy)
 			}
 		},
-		OtherRank: w.OtherRank,
+		OtherRank: o.OtherRank,
 	}
 }
 
-// reporting returns the watch's hooks, with the report's calls before them.
-func reporting(report *shim.Report, w *Watch, refused func(error)) shim.Hooks {
-	h := w.Shim
-	h.LogFailed = refused
-	h.Several = func(what string) {
-		report.Several(what)
-		w.Shim.Several(what)
+// reporting enters the events of a shim into its report, and passes them to the observer.
+type reporting struct {
+	Observer
+	report *shim.Report
+}
+
+func (r reporting) LogFailed(err error) { r.Refused(err, r.report.LogFailed(err)) }
+
+func (r reporting) Several(engines string) {
+	r.report.Several(engines)
+	r.Observer.Several(engines)
+}
+
+func (r reporting) Unserved(why string) {
+	r.report.Unserved(why)
+	r.Observer.Unserved(why)
+}
+
+func (r reporting) StateChanged(s shim.State) {
+	r.report.SetState(s)
+	r.Observer.StateChanged(s)
+}
+
+func (r reporting) Stepped(c shim.Counts, queued int) {
+	if r.report.Stepped(c) {
+		r.LogResumed()
 	}
-	h.Unserved = func(why string) {
-		report.Unserved(why)
-		w.Shim.Unserved(why)
-	}
-	h.StateChanged = func(s shim.State) {
-		report.SetState(s)
-		w.Shim.StateChanged(s)
-	}
-	h.Stepped = func(c shim.Counts, queued int) { w.Stepped(c, queued, report.Stepped(c)) }
-	return h
+	r.Observer.Stepped(c, queued)
 }

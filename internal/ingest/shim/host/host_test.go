@@ -33,6 +33,14 @@ type world struct {
 	result chan error
 }
 
+// leaseTaken closes leased when the lease is held.
+type leaseTaken struct {
+	Unobserved
+	leased chan struct{}
+}
+
+func (l leaseTaken) LeaseTaken() { close(l.leased) }
+
 func start(t *testing.T, claim func(context.Context) (*shim.ControlServer, error)) *world {
 	ctx, ns := namespace(t)
 	if _, err := ns.EnsureWorkers(ctx, jetstream.BucketConfig{}); err != nil {
@@ -42,16 +50,15 @@ func start(t *testing.T, claim func(context.Context) (*shim.ControlServer, error
 		result: make(chan error, 1)}
 	go func() {
 		w.result <- Run(ctx, w.rank(), Env{Namespace: ns, Claim: claim,
-			Lease: registry.LeaseHooks{Taken: func() { close(w.leased) }},
-			Watch: Watch{
-				Prepared: func(_ *shim.Report, cfg *shim.Config) {
-					w.calls = append(w.calls, "prepared")
-					if cfg.Identity != (shim.Identity{Model: "m", BlockSize: 16}) {
-						t.Errorf("the shim is of %+v", cfg.Identity)
-					}
-				},
-				Ended: func(err error) { w.calls = append(w.calls, "ended") },
-			}})
+			Observer: leaseTaken{leased: w.leased},
+			Prepared: func(_ *shim.Report, cfg *shim.Config) {
+				w.calls = append(w.calls, "prepared")
+				if cfg.Identity != (shim.Identity{Model: "m", BlockSize: 16}) {
+					t.Errorf("the shim is of %+v", cfg.Identity)
+				}
+			},
+			Ended: func(err error) { w.calls = append(w.calls, "ended") },
+		})
 	}()
 	return w
 }

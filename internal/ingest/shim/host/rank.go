@@ -33,14 +33,13 @@ func NewDecoder(source string, blockSize uint32, groups []events.GroupSpec, stor
 // returns a function that is called after it; nil: none.
 func (s *Shim) RunRank(ctx, stop context.Context, ns *jetstream.Namespace, r Rank, log *slog.Logger,
 	begin func(*shim.Report, *shim.Config) (end func())) error {
-	w := &watcher{log: log, cfg: s}
+	w := newWatcher(s, log)
 	claimed, end := false, (func())(nil)
-	watch := w.watch()
-	watch.Prepared = func(report *shim.Report, cfg *shim.Config) {
+	prepared := func(report *shim.Report, cfg *shim.Config) {
 		claimed, w.report = true, report
 		end = begin(report, cfg)
 	}
-	watch.Ended = func(err error) {
+	ended := func(err error) {
 		if err == nil && (stop.Err() != nil || ctx.Err() == nil && r.Config.Feed == nil) {
 			s.leave(ctx, stop, w.report, log)
 		}
@@ -51,7 +50,7 @@ func (s *Shim) RunRank(ctx, stop context.Context, ns *jetstream.Namespace, r Ran
 	r.Record = s.record(log)
 	r.Config.Limits = shim.Limits{QueueBytes: s.QueueBytes}
 	r.Config.Tracer, r.Config.QuietAfter = s.Tracer, s.Silence
-	err := Run(ctx, r, Env{Namespace: ns, Lease: s.leaseHooks(log), Reconnects: &s.Reconnects, Watch: watch,
+	err := Run(ctx, r, Env{Namespace: ns, Reconnects: &s.Reconnects, Observer: w, Prepared: prepared, Ended: ended,
 		Claim: func(context.Context) (*shim.ControlServer, error) { return s.claim(stop, ns, log) }})
 	if !claimed {
 		return IgnoreEnd(stop, err)
@@ -182,26 +181,27 @@ func (s *Shim) tryModel(ctx context.Context, ns *jetstream.Namespace, learned bo
 	return ns.RegisterModel(ctx, jetstream.Model{Name: s.Model, BlockSize: s.BlockSize})
 }
 
-// leaseHooks returns the functions that log changes of the rank's lease.
-func (s *Shim) leaseHooks(log *slog.Logger) registry.LeaseHooks {
-	trouble := Limiter{Every: s.LogRepeat}
-	return registry.LeaseHooks{
-		Taken: func() { log.Info("registered", "lease", s.Lease) },
-		Lost:  func() { log.Warn("the lease had expired; it is taken again") },
-		Unclaimed: func(name string, err error) {
-			event := "the NATS server does not permit the claim of the model; indexers that require claims ignore this worker"
-			if name != s.Model {
-				event = "the NATS server does not permit the claim of a further name of the model; indexers that require " +
-					"claims do not know the name"
-			}
-			log.Warn(event, "model", name, "error", err, "what_to_do", "grant it to this user: indexer auth example "+
-				s.keyFlags()+" --model "+escape.Shell(name))
-		},
-		Failed: func(err error) {
-			trouble.WarnTo(log, "the lease cannot be renewed", "error", err, "what_to_do",
-				"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
-		},
+// LeaseTaken logs that the rank is registered.
+func (w *watcher) LeaseTaken() { w.log.Info("registered", "lease", w.cfg.Lease) }
+
+// LeaseLost logs that the lease had expired.
+func (w *watcher) LeaseLost() { w.log.Warn("the lease had expired; it is taken again") }
+
+// Unclaimed logs that a name of the model cannot be claimed.
+func (w *watcher) Unclaimed(name string, err error) {
+	event := "the NATS server does not permit the claim of the model; indexers that require claims ignore this worker"
+	if name != w.cfg.Model {
+		event = "the NATS server does not permit the claim of a further name of the model; indexers that require " +
+			"claims do not know the name"
 	}
+	w.log.Warn(event, "model", name, "error", err, "what_to_do", "grant it to this user: indexer auth example "+
+		w.cfg.keyFlags()+" --model "+escape.Shell(name))
+}
+
+// LeaseFailed logs that the lease cannot be renewed.
+func (w *watcher) LeaseFailed(err error) {
+	w.leaseTrouble.WarnTo(w.log, "the lease cannot be renewed", "error", err, "what_to_do",
+		"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
 }
 
 // keyFlags returns the flag of indexer auth that makes a NATS key for this shim.

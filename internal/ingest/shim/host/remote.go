@@ -82,6 +82,18 @@ func (s *Shim) serveRemote(ctx, stop context.Context, ns *jetstream.Namespace, l
 	return s.serve(ctx, stop, ns, log)
 }
 
+// remoteLease logs that the lease of a remote rank cannot be renewed.
+type remoteLease struct {
+	registry.UnobservedLease
+	log     *slog.Logger
+	trouble *Limiter
+}
+
+func (l *remoteLease) LeaseFailed(err error) {
+	l.trouble.WarnTo(l.log, "the lease of a remote rank cannot be renewed", "error", err, "what_to_do",
+		"see that NATS answers")
+}
+
 // keepRemote keeps a remote rank registered while no shim serves it, until ctx ends.
 func (s *Shim) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	trouble := Limiter{Every: s.LogRepeat}
@@ -91,10 +103,7 @@ func (s *Shim) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *slo
 			Source: s.Source, LeaseMS: s.Lease.Milliseconds(), Worker: s.spec,
 			Shim: &registry.ShimState{Engine: api.EngineRemote, Since: time.Now().UTC().Truncate(time.Millisecond),
 				Why: "it publishes its events on another host"},
-		}, registry.LeaseHooks{Failed: func(err error) {
-			trouble.WarnTo(log, "the lease of a remote rank cannot be renewed", "error", err, "what_to_do",
-				"see that NATS answers")
-		}})
+		}, &remoteLease{log: log, trouble: &trouble})
 		if err != nil {
 			return fmt.Errorf("register: %w", err)
 		}

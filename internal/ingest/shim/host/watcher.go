@@ -21,6 +21,7 @@ import (
 
 // watcher logs the events of a rank's shim at a bounded rate, and counts the events that its decoder skips.
 type watcher struct {
+	Unobserved
 	log *slog.Logger
 	cfg *Shim
 	*shim.Examiner
@@ -37,20 +38,30 @@ type watcher struct {
 	connected, replays atomic.Bool // the event endpoint had a connection; the replay endpoint has answered
 
 	failed, stray, undecodable, skips, replayFailed, snapshotFailed, logTrouble, unreadable, otherRank,
-	credited Limiter
+	credited, leaseTrouble Limiter
 }
 
-// examine returns the watcher as the decoder, in place of an examiner.
-func (w *watcher) examine(x *shim.Examiner) shim.Decoder {
+// newWatcher returns the watcher of a rank.
+func newWatcher(cfg *Shim, log *slog.Logger) *watcher {
+	w := &watcher{log: log, cfg: cfg}
+	for _, l := range []*Limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
+		&w.logTrouble, &w.unreadable, &w.otherRank, &w.credited, &w.leaseTrouble} {
+		l.Every = cfg.LogRepeat
+	}
+	return w
+}
+
+// Examine returns the watcher as the decoder, in place of an examiner.
+func (w *watcher) Examine(x *shim.Examiner) shim.Decoder {
 	w.Examiner = x
 	return w
 }
 
-func (w *watcher) found(e events.Engine, why string) {
+func (w *watcher) Found(e events.Engine, why string) {
 	w.log.Info("the engine speaks as "+e.String()+" does", "because", why)
 }
 
-func (w *watcher) unusable(err error, size uint32) (remedy string, skip bool) {
+func (w *watcher) Unusable(err error, size uint32) (remedy string, skip bool) {
 	if err != nil && w.cfg.proof != nil && size > w.cfg.BlockSize && size%w.cfg.BlockSize == 0 {
 		w.cfg.proof.report(size)
 		return "", true
@@ -64,7 +75,7 @@ func (w *watcher) unusable(err error, size uint32) (remedy string, skip bool) {
 	return remedy, false
 }
 
-func (w *watcher) otherRankNamed(rank events.Rank, skipped bool) {
+func (w *watcher) OtherRank(rank events.Rank, skipped bool) {
 	l, what := &w.credited, "the engine names another data-parallel rank; its blocks are credited to this one"
 	if skipped {
 		l, what = &w.otherRank,
@@ -140,13 +151,13 @@ func Advice(err error, worker events.WorkerID, model string) string {
 	return "see the error"
 }
 
-func (w *watcher) logFailed(err error, _ bool) {
+func (w *watcher) Refused(err error, _ bool) {
 	w.cfg.Figures.of(w, func(r *rankFigures) { r.refused = true })
 	w.logTrouble.WarnTo(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
 }
 
-// logCrowded logs that the log refuses batches, and that it accepts batches again.
-func (w *watcher) logCrowded(err error, changed bool) {
+// Crowded logs that the log refuses batches, and that it accepts batches again.
+func (w *watcher) Crowded(err error, changed bool) {
 	if err != nil {
 		w.cfg.Figures.of(w, func(r *rankFigures) { r.crowded++ })
 	}
@@ -159,82 +170,77 @@ func (w *watcher) logCrowded(err error, changed bool) {
 	}
 }
 
-// watch returns the functions that log and count the events of the rank.
-func (w *watcher) watch() Watch {
-	for _, l := range []*Limiter{&w.failed, &w.stray, &w.undecodable, &w.skips, &w.replayFailed, &w.snapshotFailed,
-		&w.logTrouble, &w.unreadable, &w.otherRank, &w.credited} {
-		l.Every = w.cfg.LogRepeat
-	}
-	return Watch{
-		Examine: w.examine, Found: w.found, Unusable: w.unusable, OtherRank: w.otherRankNamed,
-		Refused: w.logFailed, Crowded: w.logCrowded, Stepped: w.stepped, Shim: w.hooks(),
-		Denied: func(err error) { // without a lease, the blocks of a rank that is gone stay
-			w.log.Warn("the NATS server does not permit registration; the end of this worker will not be noticed",
-				"error", err, "what_to_do", "grant it to this user: indexer auth example prints what each user needs")
-		},
-	}
+// LogResumed reports that the log takes events again.
+func (w *watcher) LogResumed() { w.log.Info("the log takes events again") }
+
+// Denied reports that the rank goes without a lease: the blocks of the rank stay after its end.
+func (w *watcher) Denied(err error) bool {
+	w.log.Warn("the NATS server does not permit registration; the end of this worker will not be noticed", "error", err,
+		"what_to_do", "grant it to this user: indexer auth example prints what each user needs")
+	return true
 }
 
-// hooks returns the functions that log the reports of the shim.
-func (w *watcher) hooks() shim.Hooks {
-	log := w.log
-	return shim.Hooks{
-		Connected: func(endpoint string) {
-			log.Info("connected to the engine", "endpoint", endpoint)
-			w.connected.Store(true)
-			w.connectedOnce.Do(w.firstConnected)
-		},
-		Disconnected: func(endpoint string, err error) {
-			again := "it is dialled until it answers"
-			if w.cfg.Listen {
-				again = "it dials this shim when it runs again"
-			}
-			log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
-				"see whether the engine runs; "+again)
-		},
-		Failed: func(endpoint string, err error) {
-			w.failed.WarnTo(log, "cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
-				w.advice(err, eventEndpoint, &w.connected))
-		},
-		Stray: func(frames int) {
-			w.stray.WarnTo(log, "a message that is no engine's event message; is this the right port?", "frames", frames)
-		},
-		Several: w.severalEngines,
-		Undecodable: func(seq events.EngineSeq, err error) {
-			w.undecodable.Do(func(n uint64) {
-				what := "passed over"
-				if w.cfg.OnUnreadable == UnreadableClear {
-					what = "what the rank held is cleared"
-				}
-				log.Warn("engine message cannot be decoded; "+what, "seq", seq, "error", err, "times", n)
-			})
-		},
-		ReplayFailed: func(from events.EngineSeq, err error) {
-			w.replayFailed.WarnTo(log, "replay failed", "from", from, "error", err, "what_to_do",
-				w.advice(err, replayEndpoint, &w.replays))
-		},
-		ReplayEnded: func() { w.replays.Store(true) },
-		SnapshotFailed: func(err error) {
-			w.snapshotFailed.WarnTo(log, "the engine gave no snapshot", "error", err, "what_to_do",
-				"see that the worker answers at the address in Dynamo's discovery; the shim asks it again")
-		},
-		LogUnreadable: func(err error) {
-			w.unreadable.WarnTo(log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
-				err, "what_to_do", "see that only this worker's shim has a key that may write its events")
-		},
-		StateChanged: w.stateChanged,
-		Unserved: func(why string) {
-			if why == "" {
-				log.Info("the engine accepts requests again")
-				return
-			}
-			log.Info("the engine accepts no requests any more; it is not chosen", "why", why)
-		},
-	}
+func (w *watcher) Connected(endpoint string) {
+	w.log.Info("connected to the engine", "endpoint", endpoint)
+	w.connected.Store(true)
+	w.connectedOnce.Do(w.firstConnected)
 }
 
-// severalEngines logs that several engines publish at the socket of one, and the end of this state.
-func (w *watcher) severalEngines(what string) {
+func (w *watcher) Disconnected(endpoint string, err error) {
+	again := "it is dialled until it answers"
+	if w.cfg.Listen {
+		again = "it dials this shim when it runs again"
+	}
+	w.log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
+		"see whether the engine runs; "+again)
+}
+
+func (w *watcher) Failed(endpoint string, err error) {
+	w.failed.WarnTo(w.log, "cannot connect to the engine", "endpoint", endpoint, "error", err, "what_to_do",
+		w.advice(err, eventEndpoint, &w.connected))
+}
+
+func (w *watcher) Stray(frames int) {
+	w.stray.WarnTo(w.log, "a message that is no engine's event message; is this the right port?", "frames", frames)
+}
+
+func (w *watcher) Undecodable(seq events.EngineSeq, err error) {
+	w.undecodable.Do(func(n uint64) {
+		what := "passed over"
+		if w.cfg.OnUnreadable == UnreadableClear {
+			what = "what the rank held is cleared"
+		}
+		w.log.Warn("engine message cannot be decoded; "+what, "seq", seq, "error", err, "times", n)
+	})
+}
+
+func (w *watcher) ReplayFailed(from events.EngineSeq, err error) {
+	w.replayFailed.WarnTo(w.log, "replay failed", "from", from, "error", err, "what_to_do",
+		w.advice(err, replayEndpoint, &w.replays))
+}
+
+func (w *watcher) ReplayEnded() { w.replays.Store(true) }
+
+func (w *watcher) SnapshotFailed(err error) {
+	w.snapshotFailed.WarnTo(w.log, "the engine gave no snapshot", "error", err, "what_to_do",
+		"see that the worker answers at the address in Dynamo's discovery; the shim asks it again")
+}
+
+func (w *watcher) LogUnreadable(err error) {
+	w.unreadable.WarnTo(w.log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
+		err, "what_to_do", "see that only this worker's shim has a key that may write its events")
+}
+
+func (w *watcher) Unserved(why string) {
+	if why == "" {
+		w.log.Info("the engine accepts requests again")
+		return
+	}
+	w.log.Info("the engine accepts no requests any more; it is not chosen", "why", why)
+}
+
+// Several logs that several engines publish at the socket of one, and the end of this state.
+func (w *watcher) Several(what string) {
 	if several := what != ""; several == w.several {
 		return
 	}
@@ -246,8 +252,8 @@ func (w *watcher) severalEngines(what string) {
 	w.log.Info("one engine publishes to this shim again")
 }
 
-// stateChanged logs and counts a change in the state of the shim or the engine.
-func (w *watcher) stateChanged(s shim.State) {
+// StateChanged logs and counts a change in the state of the shim or the engine.
+func (w *watcher) StateChanged(s shim.State) {
 	w.cfg.Figures.of(w, func(r *rankFigures) { r.state = s })
 	if w.last.Quiet != s.Quiet {
 		w.logQuiet(s)
@@ -286,15 +292,12 @@ func (w *watcher) stateChanged(s shim.State) {
 const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), " +
 	"and whether its host can be reached; restart it if it does not go on"
 
-// stepped logs losses, new incarnations and the log's return when their counts grow.
-func (w *watcher) stepped(c shim.Counts, queued int, again bool) {
+// Stepped logs losses and new incarnations when their counts grow.
+func (w *watcher) Stepped(c shim.Counts, queued int) {
 	w.cfg.Figures.of(w, func(r *rankFigures) {
 		r.refused = r.refused && c.Messages == r.counts.Messages
 		r.counts, r.queued = c, queued
 	})
-	if again {
-		w.log.Info("the log takes events again")
-	}
 	if c.Gaps > w.counts.Gaps {
 		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times",
 			c.Gaps)
@@ -312,7 +315,7 @@ func (w *watcher) stepped(c shim.Counts, queued int, again bool) {
 		w.log.Info("a new incarnation of the engine begins", "incarnations", c.Incarnations)
 	}
 	if c.JoinedLate > w.counts.JoinedLate {
-		w.log.Warn("the engine has spoken before and cannot say it again; what it holds from then is not known",
+		w.log.Warn("the engine has published messages before and cannot replay them; its earlier blocks are unknown",
 			"times", c.JoinedLate)
 	}
 	w.counts = c
