@@ -2,15 +2,15 @@ package load
 
 import "github.com/zeebo/xxh3"
 
-// Digest is equal for two tables with the same requests in the same states. Equal digests mean equal loads.
+// Digest summarizes the requests of a table and their states. Equal digests mean equal loads.
 type Digest struct {
-	Requests      int    // under way, and ids that are taken
+	Requests      int    // under way, or with a taken id
 	PrefillTokens int64  // to be prefilled
 	Outputs       uint64 // output blocks
-	Hash          uint64 // the sum of hashes of all requests' keys and states
+	Hash          uint64 // the sum of the hashes of all requests' keys and states
 }
 
-// Digest is the digest of all requests. It is kept with each change.
+// Digest returns the digest of all requests. Each change updates it.
 func (t *Table) Digest() Digest { return t.sum }
 
 func (d *Digest) add(r *record, hash uint64) {
@@ -38,7 +38,7 @@ func (t *Table) digestOf(r *record) uint64 {
 	return hashState(t.scratch, r.key)
 }
 
-// hashState hashes a key and a state that is encoded. The fields of a record that do not change follow from its key.
+// hashState hashes a key and an encoded state. The constant fields of a record follow from its key.
 func hashState(encoded []byte, k Key) uint64 {
 	return xxh3.HashSeed(encoded, k.Owner^k.Seq*0x9E3779B97F4A7C15)
 }

@@ -10,60 +10,60 @@ import (
 )
 
 const (
-	// EngineLife is how long a report counts. Engines report while they work, many times a second.
+	// EngineLife is the time for which a report counts. Working engines report many times a second.
 	EngineLife = 30 * time.Second
 
-	// maxEngines is of how many ranks reports are kept.
+	// maxEngines limits the number of ranks with reports.
 	maxEngines = 1 << 17
 )
 
-// Engines is how full engines are, as they say themselves: the last report of each rank, while it is fresh. It is no
-// load of ours and enters no cost; it decides who may be chosen. Each number has an age of its own, since engines and
-// routers say different ones. Reports may come late, twice and out of order; the newest counts.
+// Engines holds the last fresh report of each rank about the usage of its engine. The usage is not part of a load or a
+// cost; it excludes ranks from a choice. Each number has its own age, since engines and routers report different
+// numbers. Reports may arrive late, twice or out of order; the newest counts.
 //
-// Any number of goroutines may use it. Times are since the same moment.
+// Engines is safe for concurrent use. All times count from the same moment.
 type Engines struct {
 	mu    sync.RWMutex
 	rows  map[events.RankKey]*engineRow
-	swept time.Duration // when what had expired was dropped last
+	swept time.Duration // the time of the last sweep
 
 	counts EngineCounts
 }
 
-// EngineCounts count reports by what became of them.
+// EngineCounts counts reports by result.
 type EngineCounts struct {
 	Taken, Late, Refused uint64 // Late: older than EngineLife; Refused: of too many ranks
 }
 
-// engineRow is what was said last of a rank, each with its time.
-type engineRow struct{ used, total, decode, prefill said }
+// engineRow has the last reported numbers of a rank, each with its time.
+type engineRow struct{ used, total, decode, prefill reported }
 
-type said struct {
+type reported struct {
 	value uint64
 	at    time.Duration
 	known bool
 }
 
-func (s *said) take(value *uint64, at time.Duration) {
+func (s *reported) update(value *uint64, at time.Duration) {
 	if value != nil && (!s.known || at >= s.at) {
-		*s = said{*value, at, true}
+		*s = reported{*value, at, true}
 	}
 }
 
-func (s *said) fresh(now time.Duration) bool { return s.known && now-s.at < EngineLife }
+func (s *reported) fresh(now time.Duration) bool { return s.known && now-s.at < EngineLife }
 
-// EngineUse is what counts of a rank's reports. The zero value is that nobody has said anything.
+// EngineUse is the fresh part of a rank's reports. The zero value means no reports.
 type EngineUse struct {
-	HasUsed       bool   // UsedBlocks is known: of the engine, or else of a router
+	HasUsed       bool   // UsedBlocks is known, from the engine or else from a router
 	UsedBlocks    uint64 // in device memory
-	TotalBlocks   uint64 // the capacity; 0: not said
-	PrefillTokens uint64 // under way, as a router says; 0: none, or not said
+	TotalBlocks   uint64 // the capacity; 0: unknown
+	PrefillTokens uint64 // under way, as reported by a router; 0: none, or unknown
 }
 
 // NewEngines returns a table without reports.
 func NewEngines() *Engines { return &Engines{rows: map[events.RankKey]*engineRow{}} }
 
-// Take enters reports, each as old as it says.
+// Take adds reports, each with its own age.
 func (e *Engines) Take(now time.Duration, loads []events.EngineLoad) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -87,10 +87,10 @@ func (e *Engines) Take(now time.Duration, loads []events.EngineLoad) {
 			e.rows[key] = row
 		}
 		at := now - time.Duration(l.AgeMS)*time.Millisecond
-		row.used.take(l.UsedBlocks, at)
-		row.total.take(l.TotalBlocks, at)
-		row.decode.take(l.DecodeBlocks, at)
-		row.prefill.take(l.PrefillTokens, at)
+		row.used.update(l.UsedBlocks, at)
+		row.total.update(l.TotalBlocks, at)
+		row.decode.update(l.DecodeBlocks, at)
+		row.prefill.update(l.PrefillTokens, at)
 		e.counts.Taken++
 	}
 }
@@ -104,7 +104,7 @@ func (e *Engines) sweep(now time.Duration) {
 	}
 }
 
-// Read calls read with what tells of ranks how full they are; it must not be used afterwards.
+// Read calls read with a function that returns the use of a rank; the function is invalid afterwards.
 func (e *Engines) Read(now time.Duration, read func(use func(events.RankKey) EngineUse)) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -132,15 +132,15 @@ func (e *Engines) Read(now time.Duration, read func(use func(events.RankKey) Eng
 	})
 }
 
-// List returns what is fresh, by worker and rank. Numbers of different ages are reports of their own, so that another
-// table that takes the list is as this one.
+// List returns the fresh numbers, by worker and rank. Numbers of different ages are separate reports, so a table that
+// takes the list equals this one.
 func (e *Engines) List(now time.Duration) []events.EngineLoad {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	list := make([]events.EngineLoad, 0, len(e.rows))
 	for key, row := range e.rows {
 		first := len(list)
-		add := func(s *said, to func(l *events.EngineLoad) **uint64) {
+		add := func(s *reported, to func(l *events.EngineLoad) **uint64) {
 			if !s.fresh(now) {
 				return
 			}
@@ -164,7 +164,7 @@ func (e *Engines) List(now time.Duration) []events.EngineLoad {
 	return list
 }
 
-// Counts are for metrics.
+// Counts returns the counts for metrics.
 func (e *Engines) Counts() EngineCounts {
 	e.mu.RLock()
 	defer e.mu.RUnlock()

@@ -8,41 +8,41 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// foreign keeps the requests that routers of another make (NVIDIA Dynamo's) sent to workers, as these routers publish
-// them. Every node hears every message, so nodes do not replicate these tables. A node that starts knows only requests
-// that were published since.
+// foreign keeps the requests sent to workers by routers of another make (NVIDIA Dynamo), as published by these routers.
+// Every node receives every message, so these tables are not replicated. A new node has only the requests published
+// since its start.
 //
-// A request that this service booked under the same id is not entered, and is removed if its booking comes later: such
-// a router may publish requests for which kvatlas chose the worker.
+// foreign skips a request booked by this service under the same id, and removes one whose booking comes later: such a
+// router may publish requests for which kvatlas chose the worker.
 //
-// Any number of goroutines may use it. The lock of [Service] comes first where both are held.
+// It is safe for concurrent use. The lock of [Service] precedes its lock.
 type foreign struct {
 	mu     sync.RWMutex
 	limits Limits
 	most   int // tables
 	tables map[Model]*Table
-	ticked time.Duration // when rows without requests were dropped last
+	ticked time.Duration // when rows without requests were last dropped
 	counts ForeignCounts
 }
 
-// ForeignCounts count changes of foreign requests since the node started, by result.
+// ForeignCounts counts the changes of foreign requests since the start of the node, by result.
 type ForeignCounts struct {
 	Requests int // under way now
 
 	Added, Prefilled, Freed uint64
-	Own                     uint64 // of requests that this service booked itself
-	Duplicate               uint64 // of a request that the table has already
-	Unknown                 uint64 // of a request that the table does not have
+	Own                     uint64 // of requests booked by this service
+	Duplicate               uint64 // of a request already in the table
+	Unknown                 uint64 // of a request absent from the table
 	Refused                 uint64 // beyond the limits of a table, or without a valid id
 	Expired                 uint64 // never freed
 }
 
-// foreignSlots bounds how many ranks may have requests with the same id at once: a prefill worker, a decode worker, and
-// those of a migration.
+// foreignSlots limits the number of ranks with the same request id at once: a prefill worker, a decode worker, and the
+// two of a migration.
 const foreignSlots = 4
 
-// Ids of a table of foreign requests: a kind, a slot, and the router's id. Old releases of Dynamo publish prefill
-// tokens apart from the request, and these have an entry of their own.
+// Ids of a table of foreign requests consist of a kind, a slot, and the router's id. Old releases of Dynamo publish
+// prefill tokens separately from the request, so these have their own entry.
 const (
 	sequenceEntry = 's'
 	prefillEntry  = 'p'
@@ -56,7 +56,7 @@ func newForeign(limits Limits, most int) *foreign {
 	return &foreign{limits: limits, most: most, tables: map[Model]*Table{}}
 }
 
-// find returns the id of a rank's entry, or if there is none the first id that is free; "" if all are taken.
+// find returns the id of a rank's entry; without an entry, the first free id, or "" if all are taken.
 func (f *foreign) find(t *Table, kind byte, id string, key events.RankKey) (entry string, found bool) {
 	for slot := range foreignSlots {
 		name := foreignID(kind, slot, id)
@@ -71,7 +71,7 @@ func (f *foreign) find(t *Table, kind byte, id string, key events.RankKey) (entr
 	return entry, false
 }
 
-// apply enters a change. owned reports that this service booked the request itself.
+// apply applies a change. owned reports whether this service booked the request.
 func (f *foreign) apply(now time.Duration, model Model, r *events.RouterRequest, owned bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -150,7 +150,7 @@ func (f *foreign) book(now time.Duration, t *Table, b Booking) {
 	f.counts.Added++
 }
 
-// expire forgets requests that are too old, and once a second the rows of ranks that had none for as long.
+// expire drops expired requests, and once a second the rows of ranks without requests for the same time.
 func (f *foreign) expire(now time.Duration, t *Table) {
 	before := t.Counts.Expired
 	t.expire(now)
@@ -177,7 +177,7 @@ func (f *foreign) dropEmpty() bool {
 	return false
 }
 
-// own removes a request that this service booked itself.
+// own removes a request booked by this service.
 func (f *foreign) own(now time.Duration, model Model, id string) {
 	f.mu.RLock()
 	t := f.tables[model]
@@ -212,7 +212,7 @@ func (f *foreign) removeRank(now time.Duration, key events.RankKey) {
 	}
 }
 
-// read calls read with a model's table, if it has requests.
+// read calls read with a model's table, if the table has requests.
 func (f *foreign) read(now time.Duration, model Model, read func(*Table)) {
 	f.mu.RLock()
 	t := f.tables[model]
@@ -229,7 +229,7 @@ func (f *foreign) read(now time.Duration, model Model, read func(*Table)) {
 	}
 }
 
-// models lists the models that have foreign requests.
+// models lists the models with foreign requests.
 func (f *foreign) models() (list []Model) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -241,7 +241,7 @@ func (f *foreign) models() (list []Model) {
 	return list
 }
 
-// status counts what was applied and what is under way.
+// status returns the counts of changes and of requests under way.
 func (f *foreign) status(now time.Duration) ForeignCounts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -254,8 +254,8 @@ func (f *foreign) status(now time.Duration) ForeignCounts {
 	return c
 }
 
-// ReportForeign enters changes of requests that routers of another make sent to workers of a model. Every node gets
-// every change, so each one enters them by itself.
+// ReportForeign applies changes of requests that routers of another make sent to workers of a model. Every node
+// receives all changes and applies them on its own.
 func (s *Service) ReportForeign(model Model, changes []events.RouterRequest) {
 	now := time.Since(s.started)
 	s.Mu.RLock()
@@ -268,7 +268,7 @@ func (s *Service) ReportForeign(model Model, changes []events.RouterRequest) {
 }
 
 // ReadForeign calls read with the table of a model's foreign requests, if there are any. The table does not change
-// meanwhile.
+// during the call.
 func (s *Service) ReadForeign(model Model, read func(*Table)) {
 	s.foreign.read(time.Since(s.started), model, read)
 }

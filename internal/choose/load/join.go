@@ -23,7 +23,7 @@ func (t *Table) put(now time.Duration, e *event) bool {
 		if r.key.Owner != e.key.Owner {
 			continue
 		}
-		// A node uses an id again only after the request before has ended.
+		// A node uses an id again only after the end of its earlier request.
 		t.Counts.Superseded++
 		if r.key.Seq > e.key.Seq {
 			return false
@@ -48,8 +48,8 @@ func (t *Table) drop(now time.Duration, key Key) {
 	}
 }
 
-// resolve ends the requests whose id another request with a lesser key has too, and still has after grace: the end of
-// the other request may be under way. The node that writes a request ends it.
+// resolve ends requests that share their id with a request of a lesser key for at least grace: the end of the other
+// request may be under way. Only the writer of a request ends it.
 func (t *Table) resolve(now, grace time.Duration, writes func(Key) bool) {
 	var due []string
 	for id, since := range t.rivals {

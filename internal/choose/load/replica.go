@@ -10,37 +10,38 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Model names a table: a model's name and a routing group, each of at most 255 bytes; the usual group is empty.
+// Model identifies a table by a model's name and a routing group, each of at most 255 bytes. The default group is
+// empty.
 type Model struct{ Name, Group string }
 
-// usualModels is how many tables there may be by default.
+// usualModels is the default limit of tables.
 const usualModels = 256
 
 // ReplicaConfig configures a [Replica].
 type ReplicaConfig struct {
 	Origin uint64 // of this session of this node: random, not 0
 	Limits Limits
-	Models int // how many tables bookings of this node may make; 0: 256
+	Models int // the limit of tables made by bookings of this node; 0: 256
 
-	// Watch is called with every request, whichever node booked it; nil: not called. It must not call back.
+	// Watch receives every request of all nodes; nil: not called. It must not call the replica.
 	Watch func(Model, *Request)
 
-	// Past yields the requests that have ended and are remembered, with their ages, the latest first. Recall of a node
-	// that starts is called with up to 16 MiB of them. nil: there are none.
+	// Past yields the remembered ended requests with their ages, the latest first. A starting node receives up to 16
+	// MiB of them through Recall. nil: none.
 	Past   func(of Model, yield func(*Request) bool)
 	Recall func(Model, *Request)
 
-	Memories []shared.Memory // that a node that starts gets too
+	Memories []shared.Memory // further data for a starting node
 }
 
 const (
-	rivalGrace = 500 * time.Millisecond // the end of one of two requests with the same id may be under way for so long
-	agePeriod  = 500 * time.Millisecond // between two looks for requests that have expired
+	rivalGrace = 500 * time.Millisecond // the wait for the end of one of two requests with the same id
+	agePeriod  = 500 * time.Millisecond // the interval of the checks for expired requests
 	maxEntries = 2 * MaxRequests        // of other nodes, in all tables
 )
 
-// Replica keeps the same tables on every node. [shared.Machine] has the protocol; a request under way is an entry of
-// it. One goroutine at a time may use a replica; a [Table] may be read by several while none changes anything.
+// Replica keeps the same tables on every node. [shared.Machine] defines the protocol, and each request under way is one
+// of its entries. Only one goroutine at a time may use a replica. Several may read a [Table] while none changes it.
 type Replica struct {
 	*shared.Machine[event]
 
@@ -56,10 +57,11 @@ type Replica struct {
 type modelTable struct {
 	Model
 	table *Table
-	used  time.Duration // when a request was last changed here or by another node
+	used  time.Duration // the time of the last change by any node
 }
 
-// NewReplica returns a replica without requests. It is ready when it has another node's tables, or there is no node.
+// NewReplica returns a replica without requests. It becomes ready with another node's tables, or if there is no other
+// node.
 func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	if cfg.Models <= 0 {
 		cfg.Models = usualModels
@@ -75,16 +77,16 @@ func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	return r
 }
 
-// Begin notes that the replica receives the messages of other nodes from now on.
+// Begin starts the reception of other nodes' messages.
 func (r *Replica) Begin(now time.Duration) {
 	r.Machine.Begin(now)
 	r.nextAge = now
 }
 
-// Len returns how many requests are under way, or have their id taken.
+// Len returns the number of requests under way or with a taken id.
 func (r *Replica) Len() int { return len(r.places) }
 
-// Models lists the models that have tables, in the order in which they came.
+// Models lists the models with tables, in order of creation.
 func (r *Replica) Models() []Model {
 	list := make([]Model, len(r.models))
 	for i, m := range r.models {
@@ -93,7 +95,7 @@ func (r *Replica) Models() []Model {
 	return list
 }
 
-// Table returns a model's table to read, nil if there is none.
+// Table returns a model's table for reading; nil if there is none.
 func (r *Replica) Table(model Model) *Table {
 	if m := r.byName[model]; m != nil {
 		return m.table
@@ -101,7 +103,7 @@ func (r *Replica) Table(model Model) *Table {
 	return nil
 }
 
-// model returns a model's table, and makes it if there is none.
+// model returns a model's table, and creates it if needed.
 func (r *Replica) model(model Model) *modelTable {
 	m := r.byName[model]
 	if m == nil {
@@ -118,7 +120,7 @@ func (r *Replica) model(model Model) *modelTable {
 	return m
 }
 
-// changed passes a change of this node on to the machine.
+// changed passes a change of this node to the machine.
 func (r *Replica) changed(m *modelTable, kind change, rec *record) {
 	m.used = r.now
 	switch kind {
@@ -133,14 +135,14 @@ func (r *Replica) changed(m *modelTable, kind change, rec *record) {
 	}
 }
 
-// Append is of [shared.Table].
+// Append implements [shared.Table].
 func (r *Replica) Append(b []byte, now time.Duration, k Key, whole bool) []byte {
 	m := r.places[k]
 	rec := m.table.records[k]
 	return appendRecord(b, m.Model, rec, rec.deadline-now, whole)
 }
 
-// Hash is of [shared.Table].
+// Hash implements [shared.Table].
 func (r *Replica) Hash(k Key) (uint64, bool) {
 	if m := r.places[k]; m != nil {
 		return m.table.records[k].digest, true
@@ -148,7 +150,7 @@ func (r *Replica) Hash(k Key) (uint64, bool) {
 	return 0, false
 }
 
-// Join is of [shared.Table].
+// Join implements [shared.Table].
 func (r *Replica) Join(now time.Duration, k Key, e *event) bool {
 	r.now = now
 	m := r.places[k]
@@ -163,7 +165,7 @@ func (r *Replica) Join(now time.Duration, k Key, e *event) bool {
 	return true
 }
 
-// End is of [shared.Table].
+// End implements [shared.Table].
 func (r *Replica) End(now time.Duration, k Key) {
 	r.now = now
 	if m := r.places[k]; m != nil {
@@ -216,10 +218,10 @@ func (r *Replica) RemoveRank(now time.Duration, key events.RankKey) {
 	}
 }
 
-// Wake returns when Step is due if nothing happens before.
+// Wake returns the time at which Step is due without earlier events.
 func (r *Replica) Wake() time.Duration { return min(r.Machine.Wake(), r.nextAge) }
 
-// Step goes on to now and returns the messages to send.
+// Step advances to now and returns the messages to send.
 func (r *Replica) Step(now time.Duration) []shared.Message {
 	r.now = now
 	if now >= r.nextAge {
@@ -239,7 +241,7 @@ func (r *Replica) Step(now time.Duration) []shared.Message {
 	return r.Machine.Step(now)
 }
 
-// past yields past requests for a node that starts.
+// past yields past requests for a starting node.
 func (r *Replica) past(yield func([]byte) bool) {
 	var b []byte
 	for _, m := range r.models {
@@ -255,7 +257,7 @@ func (r *Replica) past(yield func([]byte) bool) {
 	}
 }
 
-// recall takes a past request of another node.
+// recall passes on a past request of another node.
 func (r *Replica) recall(data []byte) {
 	reader := &shared.Reader{Reader: msgp.Reader{Data: data}}
 	if model, q := readPast(reader); !reader.Bad && reader.Left() == 0 {

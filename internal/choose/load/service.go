@@ -15,36 +15,35 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Config is a node's.
+// Config configures the tables of requests under way on one node.
 type Config struct {
 	Conn      *jetstream.Conn
 	Namespace string
 	Limits    Limits
-	Models    int          // how many tables there may be; 0: 256
-	Log       *slog.Logger // nil: nothing is logged
+	Models    int          // the limit of tables; 0: 256
+	Log       *slog.Logger // nil: no logs
 
-	// Watch is told of every request, whichever node booked it; nil: nobody is. Tables are locked meanwhile: it must be
-	// quick, and must not call back.
+	// Watch receives every request of all nodes; nil: not called. Tables are locked during the call, so Watch must
+	// return quickly and must not call the service.
 	Watch func(Model, *Request)
 
-	// Past and Recall are those of [ReplicaConfig]. Tables are locked meanwhile.
+	// Past and Recall are as in [ReplicaConfig]. Tables are locked during the calls.
 	Past   func(of Model, yield func(*Request) bool)
 	Recall func(Model, *Request)
 
-	Memories []shared.Memory // that a node that starts gets from another node too
+	Memories []shared.Memory // further data from another node at the start
 }
 
-// lag is how long a call waits for the booking of an id that is not known yet: it may have been made on another node a
-// moment ago.
+// lag is a call's wait for the booking of an unknown id, which may have been made on another node a moment ago.
 const lag = 10 * time.Millisecond
 
-// Service is a node's tables of requests under way, and what keeps them equal to those of the other nodes. Readers of
-// tables share the lock. Only what is booked while it runs reaches other nodes.
+// Service keeps a node's tables of requests under way equal to those of the other nodes. Readers of tables share the
+// lock. Bookings reach other nodes only while the service runs.
 type Service struct {
 	*shared.Runner[*Replica]
 	watch   atomic.Pointer[chan<- struct{}] // of Watch
 	foreign *foreign
-	started time.Time // the clock of foreign
+	started time.Time // the zero time of foreign
 }
 
 // New returns a service without requests.
@@ -65,7 +64,8 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Watch has a value put into the channel, unless that is full, whenever a load may have changed. There is one watcher.
+// Watch sets the channel that receives a value after each possible change of a load, unless the channel is full. There
+// is one watcher.
 func (s *Service) Watch(changed chan<- struct{}) { s.watch.Store(&changed) }
 
 func (s *Service) notify() {
@@ -74,31 +74,31 @@ func (s *Service) notify() {
 	}
 }
 
-// Book enters a request that is sent to a worker. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
+// Book adds a request that is sent to a worker. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
 func (s *Service) Book(_ context.Context, model Model, b Booking) error {
 	return s.Change(func(r *Replica, now time.Duration) error { return r.Book(now, model, b) })
 }
 
-// PrefillComplete says that a request has its first output token. It may be said twice. Error: [ErrUnknown].
+// PrefillComplete reports a request's first output token. Repeated calls have no effect. Error: [ErrUnknown].
 func (s *Service) PrefillComplete(ctx context.Context, model Model, id string) error {
-	return s.of(ctx, model, id, func(r *Replica, now time.Duration) error { return r.PrefillComplete(now, model, id) })
+	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.PrefillComplete(now, model, id) })
 }
 
-// OutputBlock says that a request has one output block more. See [Table.OutputBlock] for the fraction, which is
-// negative for none. Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
+// OutputBlock adds one output block to a request. See [Table.OutputBlock] for the fraction; a negative one means none.
+// Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
 func (s *Service) OutputBlock(ctx context.Context, model Model, id string, fraction float64) error {
-	return s.of(ctx, model, id, func(r *Replica, now time.Duration) error {
+	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error {
 		return r.OutputBlock(now, model, id, fraction)
 	})
 }
 
 // Free ends a request. Error: [ErrUnknown].
 func (s *Service) Free(ctx context.Context, model Model, id string) error {
-	return s.of(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Free(now, model, id) })
+	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Free(now, model, id) })
 }
 
-// of changes a request. If it is not known here and there are other nodes it waits a moment for its booking.
-func (s *Service) of(ctx context.Context, model Model, id string, do func(*Replica, time.Duration) error) error {
+// update changes a request. With other nodes, it first waits a moment for the booking of an unknown id.
+func (s *Service) update(ctx context.Context, model Model, id string, do func(*Replica, time.Duration) error) error {
 	s.Mu.RLock()
 	t := s.Machine.Table(model)
 	wait := s.Machine.Peers() > 0 && (t == nil || !t.Has(id))
@@ -111,13 +111,13 @@ func (s *Service) of(ctx context.Context, model Model, id string, do func(*Repli
 	return s.Change(do)
 }
 
-// RemoveRank says that a rank is gone, with its requests. See [Table.RemoveRank].
+// RemoveRank removes a rank with its requests. See [Table.RemoveRank].
 func (s *Service) RemoveRank(key events.RankKey) {
 	s.foreign.removeRank(time.Since(s.started), key)
 	_ = s.Change(func(r *Replica, now time.Duration) error { r.RemoveRank(now, key); return nil })
 }
 
-// Models lists the models that have tables, of requests that were booked here or of foreign ones.
+// Models lists the models with a table of booked or foreign requests.
 func (s *Service) Models() []Model {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()
@@ -130,7 +130,7 @@ func (s *Service) Models() []Model {
 	return list
 }
 
-// Locate is the model, of those for which among holds, in which an id is taken: for callers that name only the request.
+// Locate returns the model with a taken id, for callers that name only the request. among selects the models.
 func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()
@@ -142,7 +142,7 @@ func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
 	return Model{}, false
 }
 
-// LocateSoon is [Service.Locate] that waits a moment for the booking if it is not known here and there are other nodes.
+// LocateSoon is [Service.Locate], but with other nodes it waits a moment for the booking of an unknown id.
 func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) bool) (Model, bool) {
 	m, found := s.Locate(id, among)
 	if found || s.Status().Peers == 0 {
@@ -152,8 +152,8 @@ func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) b
 	return s.Locate(id, among)
 }
 
-// Read calls read with a model's table, which does not change meanwhile, and reports whether there is one. Readers
-// share the table with each other; whoever books waits for them.
+// Read calls read with a model's table, and reports whether there is one. The table does not change during the call.
+// Readers share the lock; bookings wait for them.
 func (s *Service) Read(model Model, read func(*Table)) bool {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()
@@ -164,7 +164,7 @@ func (s *Service) Read(model Model, read func(*Table)) bool {
 	return t != nil
 }
 
-// Status is what a service has and has done.
+// Status describes a service and its work.
 type Status struct {
 	Ready  bool
 	Peers  int
@@ -174,17 +174,17 @@ type Status struct {
 	Foreign ForeignCounts
 }
 
-// ModelStatus is one table's. Digests of a model are equal on all nodes, but for what is on its way.
+// ModelStatus describes one table. Digests of a model are equal on all nodes, except for changes under way.
 type ModelStatus struct {
 	Model
 	Digest
-	Blocks int // of all requests, shared ones counted for each
+	Blocks int // of all requests, shared blocks counted for each
 	Ranks  int
-	Twice  int // ids that more than one request has
+	Twice  int // ids of more than one request
 	Counts Counts
 }
 
-// Status is for metrics and people.
+// Status returns the present state for metrics and operators.
 func (s *Service) Status() Status {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()

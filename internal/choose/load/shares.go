@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// node is a node of the prompts of all requests. A node is split where a request ends, leaves it, or has another weight
-// of its blocks, and removed with its last request. Nodes are never merged.
+// node is a node of the trie of all requests' prompts. A node is split where a request ends, leaves, or has another
+// weight of its blocks, and removed with its last request. Nodes are never merged.
 type node = prompts.Node[share]
 
 // share is the share of a row in a node.
@@ -42,7 +42,7 @@ func (r *row) enter(n *node, w uint64) {
 	r.weigh(n, s, max(w, s.weight))
 }
 
-// leave removes a request, which is no longer in row.records, from a node, and the node after its last request.
+// leave removes a request, which is no longer in row.records, from a node, and removes the node after its last request.
 func (r *row) leave(n *node) {
 	i, _ := n.Find(r.id)
 	s := &n.Slots[i].Share
@@ -56,7 +56,7 @@ func (r *row) leave(n *node) {
 	n.Remove(i)
 }
 
-// change sets the weight of one request, whose runs are set, to w.
+// change sets the weight of one request to w. The runs of the request are already set.
 func (r *row) change(n *node, w uint64) {
 	i, _ := n.Find(r.id)
 	if s := &n.Slots[i].Share; s.n == 1 {
@@ -94,7 +94,7 @@ func above(n, tail *node) bool {
 	return tail == n
 }
 
-// inherited returns the weights of a new request: copies of the weights of blocks that the row already has.
+// inherited returns the weights of a new request: copies of the weights of the row's blocks.
 func (t *Table) inherited(r *row, hashes []events.SeqHash) (runs []run) {
 	weight := uint64(one)
 	note := func(at int, w uint64) {
@@ -126,7 +126,7 @@ func (t *Table) inherited(r *row, hashes []events.SeqHash) (runs []run) {
 	return runs
 }
 
-// exclusive returns the first of the blocks up to n's end that only one request of the row has, or length.
+// exclusive returns the first block of the path to n's end held by only one request of the row, or length.
 func (r *row) exclusive(n *node, length int) int {
 	from := length
 	for ; n.Parent != nil; n = n.Parent {

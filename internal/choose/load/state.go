@@ -6,42 +6,43 @@ import (
 	"slices"
 )
 
-// Weights of blocks are fixed-point numbers, so that sums do not depend on their order: a whole block weighs one.
+// Weights of blocks are fixed-point numbers, so that sums do not depend on their order. A whole block has the weight
+// one.
 const (
 	one  = 1 << 36
 	half = one / 2
-	// slack makes up for rounding: three times 1/6 is a half. It is far less than what parts of blocks can differ by.
+	// slack compensates rounding: three times 1/6 is a half. It is far smaller than any difference between parts of
+	// blocks.
 	slack = one >> 20
 )
 
-// weightOf is a fraction of 0 to 1 as a weight.
+// weightOf converts a fraction of 0 to 1 to a weight.
 func weightOf(fraction float64) uint64 { return uint64(math.Round(fraction * one)) }
 
-// state is what changes in a request. Two states of one request join into one, in any order and any number of times:
-// see [Table.join].
+// state is the changing part of a request. Two states of one request join in any order and any number of times.
 type state struct {
-	done bool // prefill is complete
-	gone bool // the rank was removed: the request weighs nothing, and its id is taken
+	done bool // the prefill is complete
+	gone bool // the rank was removed: the request has no weight, but its id is taken
 
-	outs []outCount // output blocks, by the node that was told; ordered by origin
+	outs []outCount // output blocks by receiving node, ordered by origin
 	mark mark       // the last decay
-	runs []run      // weights of the prompt's blocks, as of the last decay, or of the booking if there was none
+	runs []run      // weights of the prompt's blocks since the last decay, or since the booking
 }
 
-// outCount is how many output blocks one node was told of.
+// outCount is the number of output blocks reported to one node.
 type outCount struct {
 	origin uint64
 	n      uint32
 }
 
-// mark is a decay: the first after outputs weigh so much.
+// mark is a decay: the weight of the first after outputs.
 type mark struct {
-	after  uint32 // how many output blocks there were; 0: no decay
-	origin uint64 // who was told; of two decays after the same number the greater origin's counts
+	after  uint32 // the number of output blocks at that time; 0: no decay
+	origin uint64 // the receiving node; of two decays after the same number, the greater origin counts
 	weight uint64
 }
 
-// run is what blocks of a prompt weigh from one on, up to the next run's. Before the first run they weigh one.
+// run is the weight of a prompt's blocks from one block to the next run. Blocks before the first run weigh one.
 type run struct {
 	from   uint32
 	weight uint64
@@ -54,7 +55,7 @@ func (s *state) outputs() (n uint64) {
 	return n
 }
 
-// own is the weight of blocks that no other request can share: outputs, and private blocks of the prompt.
+// own returns the weight of blocks that no other request can share: outputs, and private blocks of the prompt.
 func (s *state) own(private uint32) uint64 {
 	n := s.outputs()
 	if s.mark.after == 0 {
@@ -63,7 +64,7 @@ func (s *state) own(private uint32) uint64 {
 	return (uint64(private)+uint64(s.mark.after))*s.mark.weight + (n-uint64(s.mark.after))*one
 }
 
-// weightAt is what block i of a prompt weighs.
+// weightAt returns the weight of block i of a prompt.
 func weightAt(runs []run, i int) uint64 {
 	w := uint64(one)
 	for _, r := range runs {
@@ -75,7 +76,7 @@ func weightAt(runs []run, i int) uint64 {
 	return w
 }
 
-// addRun returns runs with all blocks from one on weighing w.
+// addRun returns runs with the weight w for all blocks from from on.
 func addRun(runs []run, from int, w uint64) []run {
 	k := len(runs)
 	for k > 0 && int(runs[k-1].from) >= from {
@@ -92,7 +93,7 @@ func addRun(runs []run, from int, w uint64) []run {
 	return out
 }
 
-// join returns what two states of a request say together.
+// join returns the union of two states of a request.
 func (s state) join(o state) state {
 	s.done, s.gone = s.done || o.done, s.gone || o.gone
 	if compareMarks(o.mark, s.mark) > 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Errors of a [Table]'s operations. What the caller does next differs: another id, nothing, back off, mend the
-// request.
+// Errors of a [Table]'s operations. The callers' reactions differ: choose another id, do nothing, retry later, correct
+// the request.
 var (
 	ErrConflict = errors.New("a request with this id is under way")
 	ErrUnknown  = errors.New("no request with this id is under way")
@@ -23,14 +23,14 @@ var (
 	ErrInvalid  = errors.New("bad booking")
 )
 
-// Limits bound a [Table]. They are checked where a request is booked, or gets an output block, against all that is
-// under way on all nodes; what other nodes have booked is always taken. So of nodes with different limits the one with
-// lower ones refuses earlier, and all keep as much as the greatest limit allows.
+// Limits limit a [Table]. A booking and an output block are checked against all requests under way on all nodes;
+// bookings of other nodes are always accepted. So among nodes with different limits, the one with lower limits refuses
+// earlier, and all nodes keep as much as the greatest limit allows.
 type Limits struct {
 	Requests int           // under way at once, at most [MaxRequests]; 0: [DefaultRequests]
-	Blocks   int           // of all prompts and outputs, shared ones counted for each; 0: 256 for each of Requests
-	Prompt   int           // blocks of one prompt; 0: 65,536, which is half a MiB on the wire
-	Expiry   time.Duration // the age at which a request is forgotten; 0: 300 s, as in Dynamo
+	Blocks   int           // of all prompts and outputs, shared blocks counted for each; 0: 256 for each of Requests
+	Prompt   int           // blocks of one prompt; 0: 65,536, half a MiB on the wire
+	Expiry   time.Duration // the age at which a request expires; 0: 300 s, as in Dynamo
 }
 
 func (l *Limits) setDefaults() {
@@ -49,7 +49,7 @@ func (l *Limits) setDefaults() {
 	l.Expiry = min(l.Expiry, MaxExpiry)
 }
 
-// MaxExpiry is the greatest age that an event can tell, 49 days.
+// MaxExpiry is the greatest age in an event, 49 days.
 const MaxExpiry = math.MaxUint32 * time.Millisecond
 
 // Limits of requests under way.
@@ -66,14 +66,14 @@ const (
 	maxOutputs = 1 << 20 // blocks of one request
 )
 
-// Booking is one request that is sent to a worker's rank.
+// Booking is one request sent to a worker's rank.
 type Booking struct {
 	ID             string // 1 to 1,024 bytes; unique in the table while the request is under way
 	Rank           events.RankKey
 	Hashes         []events.SeqHash // of the prompt's whole blocks; at most Limits.Prompt. The table keeps a copy
-	NoReuse        bool             // the blocks are this request's own: no other request shares them
-	PrefillTokens  int64            // to be prefilled: of the prompt, less what is cached; 0 if that is not tracked
-	ExpectedOutput uint32           // tokens; 0: not known. The table only keeps it
+	NoReuse        bool             // the blocks are private: no other request shares them
+	PrefillTokens  int64            // tokens of the prompt that are not cached; 0 if untracked
+	ExpectedOutput uint32           // tokens; 0: unknown. The table only stores it
 }
 
 func (b *Booking) check(l *Limits) error {
@@ -91,29 +91,29 @@ func (b *Booking) check(l *Limits) error {
 	return nil
 }
 
-// Load is what one rank has to do.
+// Load is the pending work of one rank.
 type Load struct {
 	Rank          events.RankKey
-	PrefillTokens int64 // of requests whose prefill is not complete
-	Prefilling    int32 // how many requests those are, that have such tokens
-	Blocks        int64 // of all its requests, shared ones counted once, by weight, rounded
+	PrefillTokens int64 // of requests without complete prefill
+	Prefilling    int32 // the number of these requests
+	Blocks        int64 // of all its requests, shared blocks counted once, by weight, rounded
 	Requests      int32
-	Depth         int32 // how many leading hashes of the query one of its requests has
+	Depth         int32 // the greatest number of leading hashes of the query in one of its requests
 }
 
-// Counts are of what happened to a table since it was made.
+// Counts counts the events of a table since its creation.
 type Counts struct {
-	Booked, PrefillDone, OutputBlocks, Freed uint64 // of operations on this node
+	Booked, PrefillDone, OutputBlocks, Freed uint64 // operations on this node
 	Conflicts, Unknown, Full, Invalid        uint64 // refused operations
-	Expired                                  uint64 // requests forgotten because of their age
-	Gone                                     uint64 // requests whose rank was removed
+	Expired                                  uint64 // requests dropped because of their age
+	Gone                                     uint64 // requests of removed ranks
 
-	Rivals     uint64 // requests that were booked under an id that another node had booked too, and lost it
-	Superseded uint64 // requests whose end was not heard, until their node used their id again
+	Rivals     uint64 // requests that lost their id to a booking of another node
+	Superseded uint64 // requests ended by a later one with the same id of their node
 }
 
-// Key names one booking: the node's session that made it, and its number there, from 1. An id may be used again when
-// its request has been freed; a key never is.
+// Key identifies one booking: the node's session and its number there, from 1. An id may be used again after its
+// request was freed; a key never is.
 type Key = shared.Key
 
 // record is a request under way.
@@ -121,8 +121,8 @@ type record struct {
 	key      Key
 	id       string
 	rank     events.RankKey
-	hashes   []events.SeqHash // kept by Table.prompts: never changed
-	private  uint32           // blocks of the prompt that have no hashes
+	hashes   []events.SeqHash // shared with Table.prompts: never changed
+	private  uint32           // blocks of the prompt without hashes
 	tokens   int64
 	expected uint32
 	state
@@ -133,7 +133,7 @@ type record struct {
 	pos   int     // in row.records
 	tail  *node   // the end of hashes in Table.prompts
 	due   int     // in Table.queue
-	rival *record // the next with the same id, of greater key
+	rival *record // the next record with the same id and a greater key
 }
 
 func (r *record) blocks() int { return len(r.hashes) + int(r.private) + int(r.outputs()) }
@@ -145,19 +145,19 @@ type row struct {
 	index   int    // in Table.loads and Table.rows
 	weight  uint64
 	records []*record
-	idle    time.Duration // since when it has none
+	idle    time.Duration // since when it has no requests
 	pace    routing.Pace
-	since   time.Duration // since when it has requests to prefill, if it has
+	since   time.Duration // since when it has requests to prefill, if any
 }
 
-// Table is the requests under way of one model, and what they mean for the load of each rank. Reading ([Table.Loads],
-// [Table.Digest]) may be concurrent; anything else needs the table alone. Times are those of one monotonic
+// Table holds the requests under way of one model, and the load of each rank from them. Concurrent reads
+// ([Table.Loads], [Table.Digest]) are safe; all other methods need exclusive access. Times are those of one monotonic
 // clock.
 //
-// Invariants, which Check verifies:
-//  1. A row's load, and all of the prompts, are a function of the set of records alone.
-//  2. A block of a rank weighs as much as the heaviest of the copies that its requests have of its weight. All copies
-//     are equal unless nodes have changed them at the same time.
+// Invariants, verified by Check:
+//  1. A row's load, and the whole trie of prompts, are a function of the set of records.
+//  2. A block of a rank has the greatest weight among the copies of its requests. All copies are equal unless nodes
+//     have changed them at the same time.
 //  3. ids has the record of the least key of each id.
 type Table struct {
 	Counts Counts
@@ -168,7 +168,7 @@ type Table struct {
 	key     func() Key
 	records map[Key]*record
 	ids     map[string]*record
-	rivals  map[string]time.Duration // ids of more than one record, since when
+	rivals  map[string]time.Duration // ids of more than one record, with the time since when
 	queue   queue
 	rows    []*row
 	loads   []Load // by row; Depth is 0
@@ -182,26 +182,26 @@ type Table struct {
 	reuse   routing.Reuse
 	scratch []byte
 
-	changed func(change, *record) // is called when a request was changed on this node
+	changed func(change, *record) // called after a change of a request on this node
 	watch   func(*Request)        // receives the changes of requests of all nodes; may be nil
 }
 
-// Request is news of a request: that it is New, what has become of it, or that it has Ended. Of those that are not new
-// and have not ended, it is what a request is now, changed or not.
+// Request is a change of a request: it is New, changed, or Ended. Without New and Ended the fields are the present
+// state, changed or not.
 type Request struct {
 	Key         Key
 	ID          string
 	Rank        events.RankKey
-	Hashes      []events.SeqHash // of the prompt's blocks that others may share; never changed
-	Private     int              // blocks of the prompt that nobody shares
+	Hashes      []events.SeqHash // of the prompt's sharable blocks; never changed
+	Private     int              // private blocks of the prompt
 	Outputs     int              // blocks
-	PrefillDone bool             // it has its first output token
+	PrefillDone bool             // the request has its first output token
 	New, Ended  bool
-	Age         time.Duration // of one that is new: since it was booked, on whichever node
+	Age         time.Duration // of a new request: since its booking, on any node
 }
 
-// tell tells who watches.
-func (t *Table) tell(r *record, age time.Duration, isNew, ended bool) {
+// notify passes a request to the watcher.
+func (t *Table) notify(r *record, age time.Duration, isNew, ended bool) {
 	if t.watch == nil {
 		return
 	}
@@ -210,19 +210,19 @@ func (t *Table) tell(r *record, age time.Duration, isNew, ended bool) {
 		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone})
 }
 
-// change is what has happened to a record on this node.
+// change is a change of a record on this node.
 type change uint8
 
 const (
 	booked change = iota + 1
 	updated
 	freed
-	gone    // its rank was removed: all nodes see that
-	outlive // it has ended because of its age, or of another record: all nodes see that
+	gone    // its rank was removed, which all nodes detect
+	outlive // ended because of its age or of another record, which all nodes detect
 )
 
-// NewTable returns an empty table. The origin names this session of this node among all that book for the model; it is
-// random.
+// NewTable returns an empty table. The random origin identifies this session of this node among all nodes that book for
+// the model.
 func NewTable(origin uint64, limits Limits) *Table {
 	limits.setDefaults()
 	t := &Table{
@@ -233,7 +233,7 @@ func NewTable(origin uint64, limits Limits) *Table {
 	return t
 }
 
-// Book enters a request. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
+// Book adds a request. Errors: [ErrInvalid], [ErrConflict], [ErrFull].
 func (t *Table) Book(now time.Duration, b Booking) error {
 	t.expire(now)
 	if err := b.check(&t.limits); err != nil {
@@ -264,8 +264,7 @@ func (t *Table) Book(now time.Duration, b Booking) error {
 	return nil
 }
 
-// find returns the record of an id that is under way. A request whose rank was removed is so no more: its id is free
-// from now on.
+// find returns the record of an id under way. A request of a removed rank is no longer under way: find frees its id.
 func (t *Table) find(now time.Duration, id string) (*record, error) {
 	t.expire(now)
 	r := t.ids[id]
@@ -281,7 +280,7 @@ func (t *Table) find(now time.Duration, id string) (*record, error) {
 	return r, nil
 }
 
-// PrefillComplete says that a request has its first output token: its prefill tokens leave. It may be said twice.
+// PrefillComplete records a request's first output token and removes its prefill tokens. Repeated calls have no effect.
 // Error: [ErrUnknown].
 func (t *Table) PrefillComplete(now time.Duration, id string) error {
 	r, err := t.find(now, id)
@@ -296,13 +295,13 @@ func (t *Table) PrefillComplete(now time.Duration, id string) error {
 	return nil
 }
 
-// OutputBlock adds an output block to a request. With a fraction of 0 to 1, all its output blocks, and those of its
-// prompt that no other request of the rank shares, weigh so much from now on. A negative fraction is none. Errors:
+// OutputBlock adds an output block to a request. A fraction of 0 to 1 becomes the weight of all its output blocks, and
+// of the blocks of its prompt that no other request of the rank shares. A negative fraction changes no weight. Errors:
 // [ErrInvalid], [ErrUnknown], [ErrFull].
 func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) error {
 	if !(fraction <= 1) {
 		t.Counts.Invalid++
-		return fmt.Errorf("%w: a decay fraction of %v; it is from 0 to 1", ErrInvalid, fraction)
+		return fmt.Errorf("%w: a decay fraction of %v; the range is 0 to 1", ErrInvalid, fraction)
 	}
 	r, err := t.find(now, id)
 	if err != nil {
@@ -345,8 +344,8 @@ func (t *Table) Free(now time.Duration, id string) error {
 	return nil
 }
 
-// RemoveRank says that a rank is gone, with its requests: they weigh nothing, and calls find them unknown. Their ids
-// stay taken until such a call, or until they would have expired.
+// RemoveRank removes a rank. Its requests lose their weight and become unknown to calls. Their ids stay taken until
+// such a call, or until the requests expire.
 func (t *Table) RemoveRank(key events.RankKey) {
 	row := t.byRank[key]
 	if row == nil {
@@ -363,7 +362,7 @@ func (t *Table) RemoveRank(key events.RankKey) {
 	t.removeRow(row)
 }
 
-// Loads appends the load of every rank to dst[:0], by row, with how many leading hashes of seq its requests have.
+// Loads appends the load of every rank to dst[:0], by row, with the depth of seq in its requests.
 func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
 	dst = append(dst[:0], t.loads...)
 	for i, depth := range t.Depths(nil, seq) {
@@ -372,11 +371,11 @@ func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
 	return dst
 }
 
-// Rows is the load of every rank, by row, without depths. It is the table's own, and changes with it.
+// Rows returns the load of every rank, by row, without depths. The slice belongs to the table and changes with it.
 func (t *Table) Rows() []Load { return t.loads }
 
-// Pace returns how fast the rank of a row prefills, as measured on this node, and how many milliseconds it has worked
-// on the requests that it has to prefill since the last first token; 0 if it has none. It is the table's own.
+// Pace returns the prefill rate of a row's rank, as measured on this node, and the milliseconds of work on its pending
+// prefills since the last first token; 0 if there are none. p belongs to the table.
 func (t *Table) Pace(i int, now time.Duration) (p *routing.Pace, working float64) {
 	row := t.rows[i]
 	if t.loads[i].Prefilling > 0 {
@@ -388,7 +387,7 @@ func (t *Table) Pace(i int, now time.Duration) (p *routing.Pace, working float64
 // Reuse returns the ages at which blocks of booked prompts were requested again. It belongs to the table.
 func (t *Table) Reuse() *routing.Reuse { return &t.reuse }
 
-// Depths returns, by row, how many leading hashes of seq the requests of each rank have. It allocates only if dst is
+// Depths returns, by row, the number of leading hashes of seq in the requests of each rank. It allocates only if dst is
 // too short.
 func (t *Table) Depths(dst []int32, seq []events.SeqHash) []int32 {
 	dst = slices.Grow(dst[:0], len(t.loads))[:len(t.loads)]
@@ -397,19 +396,19 @@ func (t *Table) Depths(dst []int32, seq []events.SeqHash) []int32 {
 	return dst
 }
 
-// Generation changes whenever a rank gets another row, or none.
+// Generation changes with the row of any rank.
 func (t *Table) Generation() uint64 { return t.changes }
 
-// Len is how many requests are under way, or have their id taken.
+// Len returns the number of requests under way or with a taken id.
 func (t *Table) Len() int { return len(t.records) }
 
-// Blocks is how many blocks they have, shared ones counted for each.
+// Blocks returns the number of their blocks, shared blocks counted for each.
 func (t *Table) Blocks() int { return t.blocks }
 
 // Has reports whether an id is taken.
 func (t *Table) Has(id string) bool { return t.ids[id] != nil }
 
-// Where is the rank on which a request is under way, if it is.
+// Where returns the rank of a request under way.
 func (t *Table) Where(id string) (events.RankKey, bool) {
 	r := t.ids[id]
 	if r == nil || r.gone {
@@ -418,7 +417,7 @@ func (t *Table) Where(id string) (events.RankKey, bool) {
 	return r.rank, true
 }
 
-// Tick forgets requests that are too old, and ranks that had none for as long.
+// Tick drops expired requests, and ranks without requests for the same time.
 func (t *Table) Tick(now time.Duration) {
 	t.expire(now)
 	for i := len(t.rows) - 1; i >= 0; i-- {
@@ -438,7 +437,7 @@ func (t *Table) expire(now time.Duration) {
 	}
 }
 
-// insert enters a record that is not there.
+// insert adds a new record.
 func (t *Table) insert(now time.Duration, r *record) {
 	t.records[r.key] = r
 	t.blocks += r.blocks()
@@ -460,7 +459,7 @@ func (t *Table) insert(now time.Duration, r *record) {
 	}
 	t.reuse.Requested(t.sent(r), r.hashes)
 	t.sum.add(r, t.digestOf(r))
-	t.tell(r, max(0, t.limits.Expiry-(r.deadline-now)), true, false)
+	t.notify(r, max(0, t.limits.Expiry-(r.deadline-now)), true, false)
 }
 
 // remove removes a record.
@@ -488,27 +487,27 @@ func (t *Table) remove(now time.Duration, r *record) {
 	if head.rival == nil || head.rival.rival == nil {
 		delete(t.rivals, r.id)
 	}
-	t.tell(r, 0, false, true)
+	t.notify(r, 0, false, true)
 }
 
-// prefilled measures a request whose first token has come.
+// prefilled measures a request at its first token.
 func (t *Table) prefilled(now time.Duration, r *record) {
 	if r.row != nil && !r.done {
 		r.row.pace.Prefilled(now, t.sent(r), r.tokens)
 	}
 }
 
-// freed measures a request that ends.
+// freed measures a request at its end.
 func (t *Table) freed(now time.Duration, r *record) {
 	if t.prefilled(now, r); r.row != nil {
 		r.row.pace.Ended(now, t.sent(r))
 	}
 }
 
-// sent is when a request was booked.
+// sent returns the time of a request's booking.
 func (t *Table) sent(r *record) time.Duration { return r.deadline - t.limits.Expiry }
 
-// replace gives a record a new state.
+// replace sets a record's state.
 func (t *Table) replace(now time.Duration, r *record, next state) {
 	if next.done && !next.gone {
 		t.prefilled(now, r)
@@ -536,10 +535,10 @@ func (t *Table) replace(now time.Duration, r *record, next state) {
 	}
 	t.blocks += r.blocks()
 	t.sum.add(r, t.digestOf(r))
-	t.tell(r, 0, false, false)
+	t.notify(r, 0, false, false)
 }
 
-// pending is how many tokens are to be prefilled.
+// pending returns the number of tokens to prefill.
 func (r *record) pending() int64 {
 	if r.done {
 		return 0
@@ -547,7 +546,7 @@ func (r *record) pending() int64 {
 	return r.tokens
 }
 
-// pend adds what a record has to prefill to its row's load (sign 1), or takes it away (-1).
+// pend adds a record's pending tokens to its row's load (sign 1), or subtracts them (-1).
 func (t *Table) pend(r *record, sign int64) {
 	n := r.pending()
 	if n == 0 {
@@ -579,7 +578,7 @@ func (t *Table) attach(r *record) {
 	t.round(row)
 }
 
-// rowOf returns a rank's row, and makes it if there is none.
+// rowOf returns a rank's row, and creates it if needed.
 func (t *Table) rowOf(key events.RankKey) *row {
 	if r := t.byRank[key]; r != nil {
 		return r
@@ -598,7 +597,7 @@ func (t *Table) rowOf(key events.RankKey) *row {
 	return r
 }
 
-// detach takes a record's load out of its row.
+// detach removes a record's load from its row.
 func (t *Table) detach(r *record) {
 	row := r.row
 	last := row.records[len(row.records)-1]
@@ -634,7 +633,7 @@ func (t *Table) round(row *row) {
 	t.loads[row.index].Blocks = int64((row.weight + half + slack) / one)
 }
 
-// removeRow forgets a rank that has no requests.
+// removeRow removes a rank without requests.
 func (t *Table) removeRow(row *row) {
 	t.changes++
 	last := t.rows[len(t.rows)-1]

@@ -10,20 +10,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// A request is on the wire as MessagePack values, within the messages of [shared.Machine]: the milliseconds that it has
-// left, and its state; the whole request also has its model, group, id, rank, private blocks, tokens, expected output
-// and hashes.
+// A request on the wire is a sequence of MessagePack values within the messages of [shared.Machine]: the remaining
+// milliseconds and the state. A whole request also has its model, group, id, rank, private blocks, tokens, expected
+// output and hashes.
 
 const maxName = 255 // bytes of a model, group or worker
 
-// event is a state of a request that another node has sent.
+// event is a state of a request, sent by another node.
 type event struct {
 	model Model
 	record
-	left time.Duration // until it expires, when the event was sent
+	left time.Duration // the remaining time when the event was sent
 }
 
-// appendState appends a state in the one form that it has.
+// appendState appends a state in its only form.
 func appendState(b []byte, s *state) []byte {
 	b = msgp.AppendArrayHead(b, 5)
 	b = msgp.AppendBool(msgp.AppendBool(b, s.done), s.gone)
@@ -44,7 +44,7 @@ func appendState(b []byte, s *state) []byte {
 	return b
 }
 
-// appendRecord appends a request: all of it, or its state.
+// appendRecord appends a whole request, or its state.
 func appendRecord(b []byte, model Model, r *record, left time.Duration, whole bool) []byte {
 	b = appendState(msgp.AppendUint(b, uint64(max(left, 0).Milliseconds())), &r.state)
 	if !whole {
@@ -62,7 +62,7 @@ func appendHashes(b []byte, list []events.SeqHash) []byte {
 	return littleendian.Append(msgp.AppendBinHead(b, 8*len(list)), list)
 }
 
-// appendPast appends a request that has ended.
+// appendPast appends an ended request.
 func appendPast(b []byte, model Model, q *Request) []byte {
 	b = msgp.AppendUint(msgp.AppendUint(appendModel(b, model), q.Key.Owner), q.Key.Seq)
 	b = msgp.AppendUint(b, uint64(min(max(q.Age.Milliseconds(), 0), math.MaxUint32)))
