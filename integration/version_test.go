@@ -60,11 +60,8 @@ func TestOneVersion(t *testing.T) {
 	for _, service := range []string{"kvatlas-indexer", "kvatlas-node", "kvatlas-own"} {
 		var said struct{ Version string }
 		harness.Eventually(t, "the service "+service+" says its version", func() (bool, string) {
-			replies, err := conn.Gather(t.Context(), time.Second, "$SRV.INFO."+service, "", nil)
-			if err != nil || len(replies) == 0 || json.Unmarshal(replies[0].Body, &said) != nil {
-				return false, ""
-			}
-			return true, ""
+			reply, err := conn.NATS().Request("$SRV.INFO."+service, nil, time.Second)
+			return err == nil && json.Unmarshal(reply.Data, &said) == nil, ""
 		})
 		if "v"+said.Version != want {
 			t.Errorf("the service %s has version %q", service, said.Version)

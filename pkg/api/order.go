@@ -7,9 +7,7 @@ import (
 	"strings"
 )
 
-// CompareOverlaps orders workers as in answers: best first, guesses last.
-func CompareOverlaps(a, b Overlap) int { return a.compare(&b) }
-
+// compare orders workers as in answers: best first, guesses last.
 func (o *Overlap) compare(p *Overlap) int {
 	switch {
 	case o.Device != p.Device:
@@ -37,7 +35,7 @@ type place struct {
 	at     uint32
 }
 
-// SortOverlaps sorts by CompareOverlaps. An Overlap is large, so SortOverlaps sorts their places and then moves each
+// SortOverlaps sorts workers as in answers. An Overlap is large, so SortOverlaps sorts their places and then moves each
 // overlap once.
 func SortOverlaps(list []Overlap) {
 	var few [64]place // on the stack

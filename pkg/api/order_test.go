@@ -43,7 +43,7 @@ func TestSortOverlaps(t *testing.T) {
 			}
 		}
 		want := slices.Clone(list)
-		slices.SortFunc(want, CompareOverlaps)
+		slices.SortFunc(want, func(a, b Overlap) int { return a.compare(&b) })
 		for range 2 { // unsorted, and sorted
 			if SortOverlaps(list); !reflect.DeepEqual(list, want) {
 				t.Fatalf("%v\nnot %v", list, want)

@@ -31,11 +31,8 @@ type BatchHeader struct {
 	Events      int // the number of events that follow
 }
 
-// LastID returns the id of the batch's last event; see [Batch.LastID].
-func (h *BatchHeader) LastID() EventID { return h.FirstID + EventID(h.Events) - 1 }
-
-// Check returns an error for the first contradiction within an event.
-func (e *Event) Check() error {
+// check returns an error for the first contradiction within an event.
+func (e *Event) check() error {
 	switch {
 	case e.Kind < Stored || e.Kind > Cleared:
 		return fmt.Errorf("kind %d", e.Kind)
@@ -146,7 +143,7 @@ func (e *Event) EncodedSize() int {
 // ([Event.Check]), it returns an error and dst unchanged.
 func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 	for i := range b.Events {
-		if err := b.Events[i].Check(); err != nil {
+		if err := b.Events[i].check(); err != nil {
 			return dst, fmt.Errorf("events: cannot encode batch: event %d: %w", i, err)
 		}
 	}
@@ -299,20 +296,6 @@ func copyHashes[H ~uint64](buffer *[]uint64, hashes []H) []H {
 // MemoryBytes returns the size of b's memory, used or spare, if only DecodeBatch or Clone filled b.
 func (b *Batch) MemoryBytes() int { return cap(b.Events)*int(unsafe.Sizeof(Event{})) + cap(b.hashes)*8 }
 
-// DecodeBatchHeader decodes the fields before the events. The cost does not depend on the events. DecodeBatchHeader
-// does not check them. Errors are those of [DecodeBatch].
-func DecodeBatchHeader(data []byte) (BatchHeader, error) {
-	var b Batch
-	r := msgp.Reader{Data: data}
-	n, _, err := decodeHead(&r, &b)
-	if err != nil {
-		return BatchHeader{}, err
-	}
-	h := b.header()
-	h.Events = n
-	return h, nil
-}
-
 // decodeHead reads up to the first event. The results are the number of events, and of unknown elements after the
 // events.
 func decodeHead(r *msgp.Reader, b *Batch) (events, more int, err error) {
@@ -446,7 +429,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 		Lookahead: uint32(lookahead), Window: uint32(window), Drops: drops,
 		Chunk: uint32(chunk), Own: own,
 	}
-	if err := e.Check(); err != nil {
+	if err := e.check(); err != nil {
 		return malformed(begin, "%s", err)
 	}
 	return nil

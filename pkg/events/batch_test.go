@@ -209,7 +209,6 @@ func TestBatchRoundTrip(t *testing.T) {
 				t.Fatalf("got %+v, want %+v", *b, want)
 			}
 		}
-		checkHeader(t, encoded, &want)
 
 		extended := extendBatch(t, encoded)
 		clear(encoded) // the decoded batch does not refer to it
@@ -217,22 +216,7 @@ func TestBatchRoundTrip(t *testing.T) {
 			!sameBatch(&fresh, &want) {
 			t.Fatalf("with additional elements: %v\n%+v, want\n%+v", err, reused, want)
 		}
-		checkHeader(t, extended, &want)
 	})
-}
-
-func checkHeader(t interface{ Fatalf(string, ...any) }, encoded []byte, want *Batch) {
-	h, err := DecodeBatchHeader(encoded)
-	if err != nil {
-		t.Fatalf("header: %v", err)
-	}
-	if want := (BatchHeader{want.Incarnation, want.FirstID, want.Model, want.BlockSize, want.Cursor, want.Shutdown,
-		len(want.Events)}); h != want {
-		t.Fatalf("header %+v, want %+v", h, want)
-	}
-	if h.LastID() != want.LastID() {
-		t.Fatalf("last id %d, want %d", h.LastID(), want.LastID())
-	}
 }
 
 // extendBatch adds elements to all arrays of the format, with another MessagePack library.
@@ -344,9 +328,6 @@ func refuse(t *testing.T, name string, data []byte, class error) {
 	if len(b.Events) != 0 {
 		t.Errorf("%s: leaves %d events", name, len(b.Events))
 	}
-	if _, err := DecodeBatchHeader(data); err != nil && !errors.Is(err, class) {
-		t.Errorf("%s: header: %v, want %v", name, err, class)
-	}
 }
 
 func TestAppendBatchRefuses(t *testing.T) {
@@ -453,25 +434,17 @@ func FuzzDecodeBatch(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var b Batch
 		err := DecodeBatch(data, &b)
-		h, headErr := DecodeBatchHeader(data)
 		if err != nil {
 			if !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrVersion) {
 				t.Fatalf("error of no class: %v", err)
 			}
-			if headErr != nil && !errors.Is(headErr, ErrMalformed) && !errors.Is(headErr, ErrVersion) {
-				t.Fatalf("header: error of no class: %v", headErr)
-			}
 			return
-		}
-		if headErr != nil || h.Events != len(b.Events) {
-			t.Fatalf("header %+v, %v; %d events", h, headErr, len(b.Events))
 		}
 		// A decoded batch can be encoded, and decoded again with an equal result.
 		encoded, err := AppendBatch(nil, &b)
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkHeader(t, encoded, &b)
 		var again Batch
 		if err := DecodeBatch(encoded, &again); err != nil || !sameBatch(&again, &b) {
 			t.Fatalf("%v\n%+v, want\n%+v", err, again, b)
@@ -529,19 +502,6 @@ func BenchmarkDecodeBatch(b *testing.B) {
 			}
 			reportBlocks(b, 64*events)
 		})
-	}
-}
-
-func BenchmarkDecodeBatchHeader(b *testing.B) {
-	encoded, err := AppendBatch(nil, benchBatch(20))
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := DecodeBatchHeader(encoded); err != nil {
-			b.Fatal(err)
-		}
 	}
 }
 

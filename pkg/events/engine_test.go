@@ -159,7 +159,7 @@ func TestLongEventsAreCut(t *testing.T) {
 		if !sameEvent(e, wanted) {
 			t.Errorf("event %d: %d blocks, parent %x (%v)", i, len(e.Blocks), e.Parent, e.HasParent)
 		}
-		if err := e.Check(); err != nil {
+		if err := e.check(); err != nil {
 			t.Errorf("event %d: %v", i, err)
 		}
 		if cap(e.Blocks) != len(e.Blocks) || cap(e.Locals) != len(e.Locals) {
@@ -461,7 +461,7 @@ func fuzzDecoder(f *testing.F, engine Engine) {
 		}
 		blocks := 0
 		for _, e := range m.Events {
-			if err := e.Check(); err != nil {
+			if err := e.check(); err != nil {
 				t.Fatal(err)
 			}
 			if e.Kind != Cleared && len(e.Blocks) == 0 && !e.Attention.Bounds() {

@@ -124,7 +124,7 @@ func checkRouterEvent(t *testing.T, e RouterEvent) {
 		return
 	}
 	for _, cut := range e.Events() {
-		if err := cut.Check(); err != nil {
+		if err := cut.check(); err != nil {
 			t.Fatalf("%+v: %v", cut, err)
 		}
 	}

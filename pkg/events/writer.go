@@ -25,7 +25,7 @@ func NewBatchWriter(model string, bytes int) BatchWriter {
 // Add appends an event and keeps nothing of it. It fails, with the batch as it was, if the event does not hold together
 // ([Event.Check]).
 func (w *BatchWriter) Add(e *Event) error {
-	if err := e.Check(); err != nil {
+	if err := e.check(); err != nil {
 		return fmt.Errorf("events: cannot encode batch: event %d: %w", w.n, err)
 	}
 	w.buf = appendEvent(w.buf, e)

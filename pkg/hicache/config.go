@@ -63,7 +63,7 @@ type SGLang struct {
 	// ObjectLayout lists the objects of a page, by pool. nil means only the objects of keys and values.
 	ObjectLayout *ObjectLayout `json:"hicache_object_layout,omitempty"`
 
-	// Hybrid reports whether a page has objects besides keys and values; see [SGLang.Bounded]. null: unknown.
+	// Hybrid reports whether a page has objects besides keys and values; see SGLang.bounded. null: unknown.
 	Hybrid *bool `json:"hybrid,omitempty"`
 
 	Master
@@ -203,8 +203,8 @@ func (c *Config) Rule() Rule {
 	return Rule{most: noBound}
 }
 
-// Bounded reports whether the computed loads of workers with this configuration are upper bounds.
-func (c *Config) Bounded() bool { return c.SGLang != nil && c.SGLang.Bounded() }
+// bounded reports whether the computed loads of workers with this configuration are upper bounds.
+func (c *Config) bounded() bool { return c.SGLang != nil && c.SGLang.bounded() }
 
 // String describes c in a few words. nil and empty configurations return "".
 func (c *Config) String() string {

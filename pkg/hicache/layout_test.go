@@ -38,7 +38,7 @@ func TestObjectLayout(t *testing.T) {
 			t.Error(name, got)
 		}
 		prompt, err := c.Prompt(make([]uint32, 128), "", "", 64)
-		if err != nil || len(prompt.Lanes) != 2 || prompt.Unbroken || c.Bounded() {
+		if err != nil || len(prompt.Lanes) != 2 || prompt.Unbroken || c.bounded() {
 			t.Fatal(name, prompt, err)
 		}
 		if got := prompt.Lanes[1].Names(0, 1).Keys; !slices.Equal(got, []string{h + "__swa"}) {
@@ -129,8 +129,8 @@ func TestBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Bounded() != want || ForAll(c).Bounded != want {
-			t.Errorf("%v, want %v: %s", c.Bounded(), want, text)
+		if c.bounded() != want || ForAll(c).Bounded != want {
+			t.Errorf("%v, want %v: %s", c.bounded(), want, text)
 		}
 	}
 }

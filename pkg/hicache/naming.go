@@ -65,10 +65,10 @@ var hybridFamilies = []string{"gpt-oss", "qwen3-next", "qwen3.5", "deepseek-v3.2
 	"llama-4", "gemma-3", "gemma-4", "mimo-v2", "step-3.5", "step3p5", "falcon-h1", "nemotron-h", "jamba", "lfm2",
 	"granite-4", "minimax-text", "minimax-m1"}
 
-// Bounded reports whether the content of a store is only an upper bound of the engine's loads: the engine may need
+// bounded reports whether the content of a store is only an upper bound of the engine's loads: the engine may need
 // objects of further pools, and no ObjectLayout lists them. Hybrid overrides the rule. Without Hybrid, the rule applies
 // to MLA models and to known hybrid models, unless the release has no such pools.
-func (s *SGLang) Bounded() bool {
+func (s *SGLang) bounded() bool {
 	switch {
 	case s.Backend != mooncakeBackend || s.layout() != nil:
 		return false

@@ -21,7 +21,7 @@ type Sharing struct {
 	// the ranks.
 	Reason string
 
-	// Bounded reports whether the computed loads are upper bounds. See [SGLang.Bounded].
+	// Bounded reports whether the computed loads are upper bounds.
 	Bounded bool
 
 	everyone bool // ranks without a registration share the store too, by the rule of Config
@@ -35,7 +35,7 @@ func ForAll(c Config) *Sharing {
 	if err := c.Check(); err != nil {
 		s.Config, s.Reason = Config{}, err.Error()
 	}
-	s.common, s.Bounded = s.Config.Rule(), s.Config.Bounded()
+	s.common, s.Bounded = s.Config.Rule(), s.Config.bounded()
 	return s
 }
 
@@ -62,7 +62,7 @@ func Share(ranks map[events.RankKey]Config) *Sharing {
 				return &Sharing{Reason: fmt.Sprintf("workers of this model disagree: "+what, first, key)}
 			}
 		}
-		s.rules[key], s.Bounded = c.Rule(), s.Bounded && c.Bounded()
+		s.rules[key], s.Bounded = c.Rule(), s.Bounded && c.bounded()
 	}
 	return s
 }

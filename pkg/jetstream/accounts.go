@@ -41,20 +41,20 @@ type User struct {
 	Password string   // with Grant.User, if Keys is empty
 }
 
-// NodesAccount is the name of a namespace's account for nodes.
-func NodesAccount(ns string) string { return "KVATLAS_" + strings.ReplaceAll(ns, "-", "_") }
+// nodesAccount is the name of a namespace's account for nodes.
+func nodesAccount(ns string) string { return "KVATLAS_" + strings.ReplaceAll(ns, "-", "_") }
 
 // accountOf returns the name of the account for a grant's user.
 func accountOf(ns string, g *Grant) string {
 	if g.Role == RoleNode {
-		return NodesAccount(ns)
+		return nodesAccount(ns)
 	}
-	return NodesAccount(ns) + "/" + g.User // no namespace has a '/'
+	return nodesAccount(ns) + "/" + g.User // no namespace has a '/'
 }
 
 // Accounts arranges the users of a namespace in accounts, one for each grant. The nodes' account is the first.
 func Accounts(ns string, users []User) []Account {
-	nodes := Account{Name: NodesAccount(ns), JetStream: true, Exports: exports(ns)}
+	nodes := Account{Name: nodesAccount(ns), JetStream: true, Exports: exports(ns)}
 	accounts := []Account{nodes}
 	for _, u := range users {
 		name := accountOf(ns, &u.Grant)

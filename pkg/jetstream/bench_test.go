@@ -179,7 +179,7 @@ func BenchmarkRequest(b *testing.B) {
 	server, client := pair(b)
 	serve(b, server, ServiceConfig{Endpoints: []Endpoint{{Name: "echo", Subject: "t.echo",
 		Handler: func(_ context.Context, r Request) Response {
-			return Response{ContentType: ContentMsgpack, Body: r.Body}
+			return Response{ContentType: contentMsgpack, Body: r.Body}
 		}}}})
 	body := payloads(1, 1024)[0]
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -187,7 +187,7 @@ func BenchmarkRequest(b *testing.B) {
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		if _, err := client.Request(ctx, "t.echo", ContentMsgpack, body); err != nil {
+		if _, err := client.Request(ctx, "t.echo", contentMsgpack, body); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -210,7 +210,7 @@ func BenchmarkAccounts(b *testing.B) {
 			server, client := as("echo"), as("caller")
 			asked, answered := payloads(1, 4096)[0], payloads(1, 400)[0]
 			message := func(subject string, body []byte) *nats.Msg {
-				return &nats.Msg{Subject: subject, Data: body, Header: nats.Header{rpc.HeaderContentType: {ContentMsgpack}}}
+				return &nats.Msg{Subject: subject, Data: body, Header: nats.Header{rpc.HeaderContentType: {contentMsgpack}}}
 			}
 			if _, err := server.Subscribe("t.echo", func(m *nats.Msg) {
 				_ = m.RespondMsg(message(m.Reply, answered))

@@ -17,7 +17,7 @@ func TestGather(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	// it returns earlier
-	if replies, err := w.c.Gather(w.ctx, time.Hour, "kv.v1.test.ctl.0", ContentJSON, nil); err != nil ||
+	if replies, err := w.c.gather(w.ctx, time.Hour, message("kv.v1.test.ctl.0", ContentJSON, nil), ""); err != nil ||
 		replies != nil {
 		t.Fatalf("nobody there: %v, %v", replies, err)
 	}
@@ -41,7 +41,7 @@ func TestGather(t *testing.T) {
 	}
 	var got []string
 	for deadline := time.Now().Add(patience); len(got) < 2 && time.Now().Before(deadline); {
-		replies, err := w.c.Gather(w.ctx, 500*time.Millisecond, "kv.v1.test.ctl.0", ContentJSON, []byte("hello"))
+		replies, err := w.c.gather(w.ctx, 500*time.Millisecond, message("kv.v1.test.ctl.0", ContentJSON, []byte("hello")), "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +56,8 @@ func TestGather(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(w.ctx)
 	cancel()
-	if _, err := w.c.Gather(ended, time.Minute, "kv.v1.test.ctl.0", "", nil); !errors.Is(err, ErrUnavailable) {
+	_, err := w.c.gather(ended, time.Minute, message("kv.v1.test.ctl.0", "", nil), "")
+	if !errors.Is(err, ErrUnavailable) {
 		t.Fatalf("with a context that has ended: %v", err)
 	}
 	if used, limit, err := w.c.Store(w.ctx); err != nil || used <= 0 || limit < 0 {

@@ -168,9 +168,6 @@ func (r *Reader) Stop() {
 	<-r.done
 }
 
-// Done is closed when the reader has ended: by Stop, or after the delivery of a final notice.
-func (r *Reader) Done() <-chan struct{} { return r.done }
-
 // run runs one session after another, until a final notice.
 func (r *Reader) run(ctx context.Context) {
 	defer close(r.done)

@@ -131,7 +131,7 @@ func (tr *testReader) notice(want Notice) {
 	switch want.(type) {
 	case Truncated, EpochChanged, Regressed: // the reader ends after it
 		select {
-		case <-tr.r.Done():
+		case <-tr.r.done:
 		case <-tr.ctx.Done():
 			tr.t.Fatalf("the reader goes on after %v", want)
 		}
@@ -258,7 +258,7 @@ func TestReaderEpoch(t *testing.T) {
 					t.Fatalf("%+v", u)
 				}
 			}
-			<-rd.r.Done()
+			<-rd.r.done
 			// A new reader at the old position reports it at once. A reader without an epoch reads the new stream.
 			startReader(t, w.ns, rd.at).notice(EpochChanged{Old: old, New: changed.New, First: 1,
 				Last: events.StreamSeq(n)})
@@ -345,7 +345,7 @@ func TestReaderPurgedPast(t *testing.T) {
 		}
 		break
 	}
-	<-rd.r.Done()
+	<-rd.r.done
 	rd = startReader(t, w.ns, Position{Epoch: rd.at.Epoch, Seq: 9000})
 	rd.messages(9001, 10000)
 }

@@ -101,14 +101,9 @@ func message(subject, contentType string, body []byte) *nats.Msg {
 	return m
 }
 
-// Gather sends a request to all services on a subject without a queue group, and returns their answers within the wait.
+// gather sends a request to all services on a subject without a queue group, and returns their answers within the wait.
 // It returns at once if there is no service. It omits errors. The number of services is unknown, so late answers are
-// not detected.
-func (c *Conn) Gather(ctx context.Context, wait time.Duration, subject, contentType string, body []byte) ([]Reply,
-	error) {
-	return c.gather(ctx, wait, message(subject, contentType, body), "")
-}
-
+// not detected. Answers may also arrive on the subject more, if it is not empty.
 func (c *Conn) gather(ctx context.Context, wait time.Duration, m *nats.Msg, more string) ([]Reply, error) {
 	var replies []Reply
 	answered := map[events.RankKey]bool{}
@@ -134,7 +129,7 @@ func (c *Conn) gather(ctx context.Context, wait time.Duration, m *nats.Msg, more
 	return replies, failed("gather "+m.Subject, err)
 }
 
-// AskShims sends a request to all shims of a partition and returns the answers as [Conn.Gather] does. A shim in another
+// AskShims sends a request to all shims of a partition and returns the answers within the wait. A shim in another
 // account does not know the caller's inbox, so shims answer on their [AnswerSubject].
 func (n *Namespace) AskShims(
 	ctx context.Context, wait time.Duration, p events.Partition, body []byte,

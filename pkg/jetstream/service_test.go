@@ -17,6 +17,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
+// contentMsgpack is a content type other than JSON.
+const contentMsgpack = "application/msgpack"
+
 func pair(t testing.TB) (server, client *Conn) {
 	t.Helper()
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
@@ -79,19 +82,19 @@ func TestService(t *testing.T) {
 		{Name: "huge", Subject: "t.huge",
 			Handler: func(context.Context, Request) Response { return Response{Body: make([]byte, 1<<20)} }},
 		{Name: "packed", Subject: "t.packed",
-			Handler: func(context.Context, Request) Response { return Response{ContentType: ContentMsgpack} }},
+			Handler: func(context.Context, Request) Response { return Response{ContentType: contentMsgpack} }},
 	}})
-	reply, err := client.Request(ctx, "t.echo", ContentMsgpack, []byte("hello"))
-	if err != nil || reply.ContentType != ContentMsgpack || string(reply.Body) != "t.echo hello true" {
+	reply, err := client.Request(ctx, "t.echo", contentMsgpack, []byte("hello"))
+	if err != nil || reply.ContentType != contentMsgpack || string(reply.Body) != "t.echo hello true" {
 		t.Fatalf("%q %v", reply, err)
 	}
-	for asked, says := range map[string]string{ContentMsgpack: "", ContentJSON: ContentMsgpack, "": ContentMsgpack} {
+	for asked, says := range map[string]string{contentMsgpack: "", ContentJSON: contentMsgpack, "": contentMsgpack} {
 		raw, err := client.nc.RequestMsgWithContext(ctx, message("t.packed", asked, nil))
 		if err != nil || raw.Header.Get(headerContentType) != says {
 			t.Errorf("request as %q: the reply has %q, %v", asked, raw.Header, err)
 		}
 		reply, err := client.Request(ctx, "t.packed", asked, nil)
-		if err != nil || reply.ContentType != ContentMsgpack {
+		if err != nil || reply.ContentType != contentMsgpack {
 			t.Errorf("request as %q: %q %v", asked, reply.ContentType, err)
 		}
 	}

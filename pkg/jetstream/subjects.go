@@ -50,11 +50,8 @@ const (
 	headerKVOperation  = "KV-Operation"
 )
 
-// Content types of requests and replies.
-const (
-	ContentJSON    = "application/json"
-	ContentMsgpack = "application/msgpack"
-)
+// ContentJSON is the content type of requests and replies in JSON.
+const ContentJSON = "application/json"
 
 const (
 	maxNamespaceLen = 32

@@ -59,7 +59,7 @@ func (p *pendingEvents) len() int { return len(p.byID) }
 // bytes returns the memory of all waiters, as Config.MaxPendingBytes counts it. It depends only on the events, so all
 // replicas drop the same events.
 func (p *pendingEvents) bytes() int {
-	return len(p.byID)*PendingEventBytes + p.blocks*PendingBlockBytes
+	return len(p.byID)*pendingEventBytes + p.blocks*pendingBlockBytes
 }
 
 func (p *pendingEvents) add(since events.Millis, e *events.Event, cancelled []uint32) *waiter {

@@ -31,7 +31,7 @@ func TestPendingBlocksWaitForever(t *testing.T) {
 			Counts{Pending: 4}, 4},
 		"by number": {Config{MaxPending: 4}, []events.Event{waiting(90, 91, 2), waiting(2, 3, 2), waiting(4, 5, 1)},
 			Counts{Pending: 5, Overflowed: 2}, 3},
-		"by bytes": {Config{MaxPendingBytes: 2*PendingEventBytes + 4*PendingBlockBytes},
+		"by bytes": {Config{MaxPendingBytes: 2*pendingEventBytes + 4*pendingBlockBytes},
 			[]events.Event{waiting(90, 91, 2), waiting(2, 3, 2), waiting(4, 5, 1)}, Counts{Pending: 5, Overflowed: 2}, 3},
 		"by age": {Config{PendingFor: day / 16},
 			[]events.Event{waiting(90, 91, 2), waiting(92, 93, 1), waiting(2, 3, 2), waiting(4, 5, 1)},
@@ -46,7 +46,7 @@ func TestPendingBlocksWaitForever(t *testing.T) {
 			counts.Add(x.Apply(id, now, []events.Event{e}))
 			now += day / 24
 		}
-		if s := x.Stats(); counts != c.counts || s.Pending != c.waiting || s.Bytes.Ranks < c.waiting*PendingBlockBytes {
+		if s := x.Stats(); counts != c.counts || s.Pending != c.waiting || s.Bytes.Ranks < c.waiting*pendingBlockBytes {
 			t.Errorf("%s: %+v, want %+v; %d pending, want %d", name, counts, c.counts, s.Pending, c.waiting)
 		}
 		if c.cfg.PendingFor == 0 {

@@ -22,7 +22,7 @@ func (id RankID) Slot() int { return int(id & slotMask) }
 // none.
 type Config struct {
 	// MaxPending is the maximum number of pending blocks (default 4096). The oldest event is dropped first. A pending
-	// block costs PendingBlockBytes, and a pending event PendingEventBytes.
+	// block costs pendingBlockBytes, and a pending event pendingEventBytes.
 	MaxPending int
 
 	// MaxPendingBytes limits the memory of the pending events (default 2 MiB). The oldest event is dropped first.
@@ -51,8 +51,8 @@ const (
 
 // Memory of pending events, as MaxPendingBytes counts it. TestPendingMemory compares it with the heap.
 const (
-	PendingEventBytes = 288
-	PendingBlockBytes = 128
+	pendingEventBytes = 288
+	pendingBlockBytes = 128
 )
 
 func orDefault[T int | events.Millis](v, def T) T {

@@ -98,7 +98,7 @@ func rate(c *Candidate) float64 {
 	if c.PrefillRate > 0 {
 		return c.PrefillRate
 	}
-	return PriorPrefillRate
+	return priorPrefillRate
 }
 
 // queueTime is the time until the candidate has prefilled all earlier requests. The finished part of the first request

@@ -20,13 +20,13 @@ type Pace struct {
 }
 
 const (
-	// PriorPrefillRate is the rate in tokens per millisecond before any measurement.
-	PriorPrefillRate = 10.0
+	// priorPrefillRate is the rate in tokens per millisecond before any measurement.
+	priorPrefillRate = 10.0
 
 	// PriorBusy is the share of time with prefill to do before any measurement.
 	PriorBusy = 0.5
 
-	priorWork   = 1000.0    // milliseconds of work that PriorPrefillRate counts as
+	priorWork   = 1000.0    // milliseconds of work that priorPrefillRate counts as
 	fleetWork   = 60_000.0  // milliseconds of work that the fleet's rate counts as: most ranks of a fleet are equal
 	priorTime   = 5000.0    // milliseconds that PriorBusy counts as
 	window      = 100_000.0 // milliseconds after which a measurement weighs 1/e: of work, and of time
@@ -92,7 +92,7 @@ func (p *Pace) Add(o *Pace) {
 func (p *Pace) Rate(fleet float64) float64 {
 	prior, work := fleet, fleetWork
 	if fleet <= 0 {
-		prior, work = PriorPrefillRate, priorWork
+		prior, work = priorPrefillRate, priorWork
 	}
 	return min(max((prior*work+p.tokens)/(work+p.ms), leastRate), mostRate)
 }

@@ -64,7 +64,7 @@ func TestPaceIsBounded(t *testing.T) {
 		}
 	}
 	var p Pace
-	if p.Rate(0) != PriorPrefillRate || p.Rate(3) != 3 || p.Busy() != PriorBusy {
+	if p.Rate(0) != priorPrefillRate || p.Rate(3) != 3 || p.Busy() != PriorBusy {
 		t.Errorf("nothing measured: %v, %v, %v", p.Rate(0), p.Rate(3), p.Busy())
 	}
 }

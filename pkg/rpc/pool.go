@@ -19,7 +19,7 @@ const (
 	HeaderTrace       = "traceparent" // W3C trace context: the caller's span
 
 	HeaderErrorCode = "Nats-Service-Error-Code" // only on a reply to a failed request
-	HeaderError     = "Nats-Service-Error"
+	headerError     = "Nats-Service-Error"
 )
 
 // maxInFlight limits the requests of a pool without a reply.
@@ -241,7 +241,7 @@ func ReadReply(m *nats.Msg, contentType string) Reply {
 		if err != nil {
 			code = 500
 		}
-		r.Err = &ServiceError{Code: code, Description: m.Header.Get(HeaderError)}
+		r.Err = &ServiceError{Code: code, Description: m.Header.Get(headerError)}
 	}
 	return r
 }

@@ -29,7 +29,7 @@ type Key struct {
 type KeyType uint8
 
 const (
-	CurrentKey KeyType = iota + 1
+	currentKey KeyType = iota + 1
 	EarlierKey
 	ChunkKey
 )
@@ -49,7 +49,7 @@ func (k Key) String() string {
 func KeyPrefix(p events.Partition) string { return "p" + strconv.FormatUint(uint64(p), 10) + "." }
 
 // ManifestKey returns the key of a partition's current manifest.
-func ManifestKey(p events.Partition) string { return Key{Partition: p, Type: CurrentKey}.String() }
+func ManifestKey(p events.Partition) string { return Key{Partition: p, Type: currentKey}.String() }
 
 // ParseKey parses a key. It returns false for keys of other packages.
 func ParseKey(s string) (Key, bool) {
@@ -65,7 +65,7 @@ func ParseKey(s string) (Key, bool) {
 	number := rest[1:]
 	switch {
 	case rest == "manifest":
-		k.Type = CurrentKey
+		k.Type = currentKey
 		return k, k.String() == s
 	case rest[0] == 'g':
 		k.Type = EarlierKey

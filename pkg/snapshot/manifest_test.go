@@ -191,7 +191,7 @@ func TestFindRankInline(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	h := xxh3.Hash128([]byte("chunk"))
-	for _, k := range []Key{{Partition: 0, Type: CurrentKey}, {Partition: 1<<32 - 1, Type: CurrentKey},
+	for _, k := range []Key{{Partition: 0, Type: currentKey}, {Partition: 1<<32 - 1, Type: currentKey},
 		{3, EarlierKey, 41, Hash{}}, {3, ChunkKey, 42, Hash{h.Hi, h.Lo}}, {3, ChunkKey, 42, Hash{}}} {
 		if got, ok := ParseKey(k.String()); !ok || got != k {
 			t.Errorf("%s: %+v, %v", k, got, ok)

@@ -159,7 +159,7 @@ func (b *Bucket) parse() []found {
 		switch {
 		case f.m != nil:
 			return f.m.Generation
-		case f.key.Type == CurrentKey:
+		case f.key.Type == currentKey:
 			return maxGeneration + 1
 		}
 		return f.key.Generation
@@ -283,7 +283,7 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 		return p, nil
 	}
 	p.Older = older.m
-	if key := older.m.earlierKey(); older.key.Type == CurrentKey && !bytes.Equal(b.Manifests[key], older.data) {
+	if key := older.m.earlierKey(); older.key.Type == currentKey && !bytes.Equal(b.Manifests[key], older.data) {
 		p.CopyKey, p.Copy = key, older.data
 	}
 	return p, nil
@@ -293,7 +293,7 @@ func PlanWrite(b Bucket, log Log, seq events.StreamSeq) (*WritePlan, error) {
 // manifest. They are the current generation and the kept older generation. The writer of the current generation may
 // still delete other chunks. If the current manifest is damaged, the kept generation is unknown.
 func protected(all []found) (kept []*Manifest) {
-	at := slices.IndexFunc(all, func(f found) bool { return f.key.Type == CurrentKey && f.m != nil })
+	at := slices.IndexFunc(all, func(f found) bool { return f.key.Type == currentKey && f.m != nil })
 	if at < 0 {
 		return nil
 	}

@@ -42,7 +42,7 @@ func TestTemplates(t *testing.T) {
 	}
 	total, unknown := 0, []string(nil)
 	for name, text := range templates {
-		template, err := jinja.Parse(text)
+		template, err := jinja.Parse(t.Context(), text)
 		must := slices.Contains(families, name)
 		if err != nil {
 			if unknown = append(unknown, name); must {

@@ -25,7 +25,7 @@ func TestGonja(t *testing.T) {
 	templates := readTemplates(t)
 	for _, name := range []string{"qwen2_5", "qwen3", "llama3", "llama3_1", "deepseekv3", "gptoss"} {
 		text := templates[name]
-		template, err := jinja.Parse(text)
+		template, err := jinja.Parse(t.Context(), text)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,7 +56,7 @@ func TestHarmony(t *testing.T) {
 	if !*harmony {
 		t.Skip("-harmony compares with vLLM")
 	}
-	template, err := jinja.Parse(readTemplates(t)["gptoss"])
+	template, err := jinja.Parse(t.Context(), readTemplates(t)["gptoss"])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,9 +31,9 @@ func (w *site) lives() int {
 		select {
 		case u := <-out:
 			for _, m := range u.Messages {
-				h, err := events.DecodeBatchHeader(m.Data)
-				w.must(err)
-				seen[h.Incarnation] = true
+				var b events.Batch
+				w.must(events.DecodeBatch(m.Data, &b))
+				seen[b.Incarnation] = true
 			}
 			if _, all := u.Notice.(jetstream.CaughtUp); all {
 				return len(seen)

@@ -73,12 +73,14 @@ func TestLargeMessagesTakeLittleMemory(t *testing.T) {
 						grown = max(grown, liveHeap()-before)
 					}
 					for _, data := range r.Flight {
-						h, err := events.DecodeBatchHeader(data)
-						if err != nil || h.Incarnation != 9 || h.FirstID != log.LastID+1 {
-							t.Fatalf("a batch %+v after event %d, %v", h, log.LastID, err)
+						var b events.Batch
+						err := events.DecodeBatch(data, &b)
+						if err != nil || b.Incarnation != 9 || b.FirstID != log.LastID+1 {
+							t.Fatalf("incarnation %d, events from %d on after event %d, %v", b.Incarnation, b.FirstID,
+								log.LastID, err)
 						}
-						log.LastID, log.Cursor = h.LastID(), h.Cursor
-						if c := h.Cursor; c != want && (c.Seq != 4 || uint64(c.Partial) != uint64(log.LastID)-1) {
+						log.LastID, log.Cursor = b.LastID(), b.Cursor
+						if c := b.Cursor; c != want && (c.Seq != 4 || uint64(c.Partial) != uint64(log.LastID)-1) {
 							t.Fatalf("event %d has cursor %+v", log.LastID, c)
 						}
 					}

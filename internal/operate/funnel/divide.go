@@ -109,15 +109,9 @@ type prompt struct {
 	seq    []events.SeqHash
 }
 
-// prompt computes the names of a request's blocks, also without a LoRA if any prompt has a LoRA. All names include the
-// request's salt. A salt separates tenants, so results for a salt must not depend on prompts with another salt.
-func (r *Request) prompt(adapted bool) *prompt {
-	p := new(prompt)
-	p.read(r, adapted)
-	return p
-}
-
-// read computes a prompt in reused memory.
+// read computes the names of a request's blocks in reused memory, also without a LoRA if any prompt has a LoRA. All
+// names include the request's salt. A salt separates tenants, so results for a salt must not depend on prompts with
+// another salt.
 func (p *prompt) read(r *Request, adapted bool) {
 	p.names, p.plain, p.bare, p.other, p.sizes = p.names[:0], p.plain[:0], p.bare[:0], p.other[:0], p.sizes[:0]
 	p.locals, p.own = p.locals[:0], p.own[:0]

@@ -224,6 +224,13 @@ func TestImagesDistinguishPrompts(t *testing.T) {
 	}
 }
 
+// prompt returns a new prompt of the request.
+func (r *Request) prompt(adapted bool) *prompt {
+	p := new(prompt)
+	p.read(r, adapted)
+	return p
+}
+
 func (r *Request) names() []Name { p := r.prompt(false); return p.names }
 
 // TestStepsAndLossesAddUp: for every request and history, a step and its losses add up to the step before.

@@ -55,7 +55,7 @@ func TestFindRanks(t *testing.T) {
 		if cached {
 			why = ""
 		}
-		slices.SortFunc(want, api.CompareOverlaps)
+		api.SortOverlaps(want)
 		got, err := findRanks(t.Context(), q, find)
 		if err != nil || !reflect.DeepEqual(got.Workers, want) || got.Reason != why {
 			t.Fatalf("%+v of %+v:\n%+v %q, %v, want\n%+v %q", q.Ranks, fleet, got.Workers, got.Reason, err, want, why)

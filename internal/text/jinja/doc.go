@@ -1,6 +1,6 @@
 // Package jinja renders chat templates: the part of Jinja2 that chat templates use, with Python's semantics.
 //
-//	t, err := jinja.Parse(text)
+//	t, err := jinja.Parse(ctx, text)
 //	out, err := t.Render(ctx, jinja.Vars{"messages": messages, "tools": tools, "add_generation_prompt": true})
 //
 // # Promises
@@ -13,7 +13,7 @@
 //     letters).
 //  2. A template reads only its variables: no loaders exist. Its work, its allocated bytes and its depth are bounded.
 //     The unit of work is a byte read or written. The context is checked after every 256 KiB of work, so a rendering
-//     ends within milliseconds after the end of the context. [ParseContext] behaves in the same way.
+//     ends within milliseconds after the end of the context. [Parse] behaves in the same way.
 //  3. A Template is immutable and safe for concurrent use.
 //
 // # Values

@@ -55,7 +55,7 @@ func TestCases(t *testing.T) {
 }
 
 func render(ctx context.Context, template string, vars Vars) (string, error) {
-	tpl, err := Parse(template)
+	tpl, err := Parse(ctx, template)
 	if err != nil {
 		return "", err
 	}
@@ -116,7 +116,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%.80q: %q, %v", template, text, err)
 		}
 	}
-	if _, err := Parse(strings.Repeat("x", MaxTemplate+1)); err == nil {
+	if _, err := Parse(t.Context(), strings.Repeat("x", MaxTemplate+1)); err == nil {
 		t.Error("a large template is accepted")
 	}
 }
@@ -148,7 +148,7 @@ func TestLoopsOver(t *testing.T) {
 		"{% macro f(a) %}{{ a }}{% endmacro %}{% macro g(b) %}{% for p in b %}{% endfor %}{% endmacro %}" +
 			"{{ f(m.content) }}": false,
 	} {
-		tpl, err := Parse(template)
+		tpl, err := Parse(t.Context(), template)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +172,7 @@ func TestLarge(t *testing.T) {
 			numbered("{{ a%d }}", 80000): 80000,
 			"{% macro f(a) %}{% endmacro %}" + strings.Repeat("{{ f(a0) }}", 80000): 1,
 		} {
-			tpl, err := Parse(template)
+			tpl, err := Parse(t.Context(), template)
 			if err != nil {
 				t.Error(err)
 				continue
@@ -184,7 +184,8 @@ func TestLarge(t *testing.T) {
 				t.Errorf("%.40s has no loop", template)
 			}
 		}
-		if _, err := Parse(chain.String() + "{{ ? }}"); err == nil || !strings.HasPrefix(err.Error(), "line 35001:") {
+		_, err := Parse(t.Context(), chain.String()+"{{ ? }}")
+		if err == nil || !strings.HasPrefix(err.Error(), "line 35001:") {
 			t.Error(err)
 		}
 	}()
@@ -239,7 +240,7 @@ func TestBounds(t *testing.T) {
 	}
 	for _, what := range []string{"s == same", "s <= same", "'b' in s", "s|length", "s.find('b')", "s[:99999]",
 		"s is eq same", "s in [same]", "s[9999:][-999999]", "s.startswith((same, ''))"} {
-		tpl, err := Parse("{{ " + what + " }}")
+		tpl, err := Parse(t.Context(), "{{ "+what+" }}")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -302,7 +303,7 @@ func FuzzRender(f *testing.F) {
 		f.Add(template, `{"s":"\u4e00%A%%"}`)
 	}
 	f.Fuzz(func(t *testing.T, template, vars string) {
-		tpl, err := ParseContext(t.Context(), template)
+		tpl, err := Parse(t.Context(), template)
 		if err != nil {
 			return
 		}

@@ -262,7 +262,7 @@ func TestOperatorsCount(t *testing.T) {
 		"{{ s != p ~ s }}":                                n,
 		"{% for i in l %}{{ " + name + " }}{% endfor %}":  100_000 * stepWork,
 	} {
-		tpl, err := Parse(template)
+		tpl, err := Parse(t.Context(), template)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -285,9 +285,9 @@ func TestOperatorsCount(t *testing.T) {
 	}
 }
 
-// TestParseContext parses the largest templates of requests, in the most expensive forms. Parsing and inspection end
+// TestParse parses the largest templates of requests, in the most expensive forms. Parsing and inspection end
 // within a time proportional to the size, and when the context is done.
-func TestParseContext(t *testing.T) {
+func TestParse(t *testing.T) {
 	const templateBytes = 64 << 10 // bound on the template of a request
 	fill := func(begin, middle, end string) string {
 		return begin + strings.Repeat(middle, (templateBytes-len(begin)-len(end))/len(middle)) + end
@@ -304,7 +304,7 @@ func TestParseContext(t *testing.T) {
 		fill("", "{{ f("+numbered("a%d=1,", 900)+") }}", ""), fill("", "{", ""), fill("", "{{ a }}{", ""),
 	} {
 		begun := time.Now()
-		tpl, err := ParseContext(t.Context(), template)
+		tpl, err := Parse(t.Context(), template)
 		if err == nil {
 			tpl.Reads()
 			tpl.LoopsOver("content")
@@ -314,7 +314,7 @@ func TestParseContext(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, done := ParseContext(ctx, template); err == nil && strings.Count(template, "{#") == 0 &&
+		if _, done := Parse(ctx, template); err == nil && strings.Count(template, "{#") == 0 &&
 			!errors.Is(done, context.Canceled) {
 			t.Errorf("%.40s is parsed although the context is done: %v", template, done)
 		}

@@ -76,11 +76,8 @@ const (
 // Template is a chat template.
 type Template struct{ root *node }
 
-// Parse parses a template. The error names the first unsupported feature.
-func Parse(text string) (*Template, error) { return ParseContext(context.Background(), text) }
-
-// ParseContext is Parse with a context. It returns the context's error after the end of the context.
-func ParseContext(ctx context.Context, text string) (*Template, error) {
+// Parse parses a template. The error names the first unsupported feature, or is the context's after the end of ctx.
+func Parse(ctx context.Context, text string) (*Template, error) {
 	if len(text) > MaxTemplate {
 		return nil, fmt.Errorf("the template has %d bytes, more than %d", len(text), MaxTemplate)
 	}

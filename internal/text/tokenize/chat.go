@@ -78,7 +78,7 @@ func readChat(dir, path string, read func(string) ([]byte, error)) (*renderer, e
 
 // with returns a copy with another template. It returns the context's error if the context is done before the end.
 func (c *renderer) with(ctx context.Context, text string) (*renderer, error) {
-	t, err := jinja.ParseContext(ctx, text)
+	t, err := jinja.Parse(ctx, text)
 	if err != nil {
 		return nil, err
 	}
