@@ -48,6 +48,15 @@ func Rounds(n int) int {
 	return n
 }
 
+// Sequential skips a test under the race detector. The test is long and has one goroutine, or runs a concurrent function
+// that a shorter test covers.
+func Sequential(t testing.TB) {
+	t.Helper()
+	if Race {
+		t.Skip("skipped under the race detector: the test is sequential")
+	}
+}
+
 // Main runs sixteen parallel tests at a time, unless the flag -parallel is given. TestMain calls Main in packages with
 // many tests that wait for servers and clocks.
 func Main(m *testing.M) {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // tolerance is the permitted difference between a simulated and a measured figure.
@@ -39,6 +41,7 @@ func compare(t *testing.T, x *MeasuredArm, seeds int, recorded bool, may toleran
 // TestMeasured compares the simulated engines with real engines. With the choices of the measured run, the reuse and
 // TTFT of every arm are as measured, and the arms have the same order.
 func TestMeasured(t *testing.T) {
+	testkit.Sequential(t)
 	m := MeasuredH200()
 	runs := make([]MeasuredArm, len(m.Arms))
 	for i := range m.Arms {
@@ -60,6 +63,7 @@ func TestMeasured(t *testing.T) {
 
 // TestFit checks that a fit restores a changed constant.
 func TestFit(t *testing.T) {
+	testkit.Sequential(t)
 	m := MeasuredH200()
 	use := func(x *MeasuredArm) bool { return x.Arm == ArmRandom && x.fitted() }
 	_, want, err := m.Fit(t.Context(), VLLMOnH200(), 0, use)
@@ -80,6 +84,7 @@ func TestFit(t *testing.T) {
 // seeds with different delays of requests differ by up to two points of reuse. The measured run is a sample of the same
 // kind.
 func TestMeasuredChoices(t *testing.T) {
+	testkit.Sequential(t)
 	m := MeasuredH200()
 	for i := range m.Arms {
 		if a := m.Arms[i].Arm; a != ArmRandom && a != ArmSticky {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -147,6 +148,7 @@ func (s *sim) check(t *testing.T) {
 
 // TestDeterminism checks that a configuration always gives the same run, and another seed another run.
 func TestDeterminism(t *testing.T) {
+	testkit.Sequential(t)
 	for _, arm := range slices.Concat(Arms, Rivals) {
 		w := Capacity73(3, 64, []float64{20})
 		c := config(w, arm, 3)
@@ -164,6 +166,7 @@ func TestDeterminism(t *testing.T) {
 
 // TestCapacity73 checks that the arms have the published order on the published mix, and the same order of losses.
 func TestCapacity73(t *testing.T) {
+	testkit.Sequential(t)
 	w := Capacity73(1, 64, nil)
 	rep, err := Compare(t.Context(), Options{Workloads: []Workload{w}, Arms: Arms, Routers: []int{1, 4}, Seed: 1,
 		Routing: config(w, ArmOracle, 1).Routing, TableTokens: -1, TableDepth: -1})
