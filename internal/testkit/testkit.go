@@ -48,8 +48,8 @@ func Rounds(n int) int {
 	return n
 }
 
-// Sequential skips a test under the race detector. The test is long and has one goroutine, or runs a concurrent function
-// that a shorter test covers.
+// Sequential skips a test under the race detector. The test is long and has one goroutine, or runs a concurrent
+// function that a shorter test covers.
 func Sequential(t testing.TB) {
 	t.Helper()
 	if Race {

@@ -634,7 +634,7 @@ func (n *naiveDecoder) name(v any) (BlockHash, bool) {
 // The decoder and the naive decoder return equal events and skips for all messages.
 func TestDecoderTwin(t *testing.T) {
 	var all SkipCounts
-	for seed := range uint64(testkit.Rounds(40)) {
+	for seed := range max(uint64(testkit.Rounds(40)), 20) {
 		c := chooser{rand.New(rand.NewPCG(9, seed)), 1 + int(seed%4)}
 		engine := VLLM + Engine(seed%2)
 		unsure := seed%10 == 9
