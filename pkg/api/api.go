@@ -120,6 +120,9 @@ type Query struct {
 	// Answered, for callers in the same process, is called with the answer of the index. It must not keep the answer.
 	// nil disables it.
 	Answered func(*Answer) `json:"-" msgpack:"-"`
+
+	// Unsupported means that a field of the client's request prevented a look-up. The funnel records it.
+	Unsupported bool `json:"-" msgpack:"-"`
 }
 
 // Hashed has the local hashes of a prompt's blocks for ranks with this lookahead in tokens.

@@ -46,6 +46,9 @@ const (
 
 	CauseNotTokenized FunnelCause = "not_tokenized" // the text could not be tokenized
 
+	// CauseUnsupported: a field of the request is unknown, or determines tokens or tenant and is not supported.
+	CauseUnsupported FunnelCause = "unsupported_field"
+
 	// from seen to held
 	CauseEvicted         FunnelCause = "evicted"            // a worker removed the block
 	CauseCleared         FunnelCause = "cleared"            // a worker's cache was lost: a reset, restart or gap

@@ -155,23 +155,31 @@ func filterState(v *View) {
 	}
 }
 
-// filterLoRA keeps candidates with the adapter. If no candidate has the adapter, all remain, because each can load it.
+// AnyLoRA in [Worker].LoRAs means that the worker loads any adapter on request.
+const AnyLoRA = "*"
+
+// filterLoRA keeps candidates with the adapter. If no candidate has the adapter, candidates that may load it remain:
+// those with AnyLoRA or without a list. A pinned worker stays.
 func filterLoRA(v *View) {
 	lora := v.Request.LoRA
-	if lora == "" {
+	if lora == "" || v.Request.Pin != nil {
 		return
 	}
 	has := func(i int) bool { return slices.Contains(v.At(i).Worker.LoRAs, lora) }
+	loads := func(i int) bool {
+		return v.At(i).Worker.LoRAs == nil || slices.Contains(v.At(i).Worker.LoRAs, AnyLoRA)
+	}
+	fits, why := loads, "neither has the adapter nor loads adapters on request"
 	for i := range v.Len() {
-		if !has(i) {
-			continue
+		if has(i) {
+			fits, why = has, "does not have the adapter, which others have"
+			break
 		}
-		for j := range v.Len() {
-			if !has(j) {
-				v.Drop(j, "does not have the adapter, which others have")
-			}
+	}
+	for i := range v.Len() {
+		if !fits(i) {
+			v.Drop(i, why)
 		}
-		return
 	}
 }
 

@@ -43,7 +43,7 @@ type Worker struct {
 	// dynamo.topology/DOMAIN=VALUE.
 	Taints []string
 
-	LoRAs []string // loaded adapters
+	LoRAs []string // loaded adapters, and [AnyLoRA] if it loads others; nil: unknown
 
 	TotalKVBlocks       uint64 // a rank's capacity; 0: unknown
 	MaxNumBatchedTokens uint64 // 0: unknown

@@ -141,6 +141,9 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 	var candidates []Candidate
 	for i := range workers {
 		w := &Worker{ID: events.WorkerID(fmt.Sprintf("w%d", i)), Taints: names("taint", 4), LoRAs: names("lora", 3)}
+		if rng.IntN(4) == 0 {
+			w.LoRAs = oneOf(rng, nil, []string{}, []string{AnyLoRA}, []string{AnyLoRA, "lora1"})
+		}
 		if r.Role != "" || rng.IntN(4) == 0 {
 			w.Role = oneOf(rng, "", Aggregated, Prefill, Decode, r.Role)
 		}

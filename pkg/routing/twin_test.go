@@ -88,11 +88,12 @@ func (t *twin) eligible() map[rankKey]string {
 		})
 	}
 	drop("state", func(c *Candidate) bool { return c.Worker.State == "" || c.Worker.State == Schedulable })
-	if r.LoRA != "" {
+	if r.LoRA != "" && r.Pin == nil {
 		has := func(c *Candidate) bool { return slices.Contains(c.Worker.LoRAs, r.LoRA) }
-		if any(has) {
-			drop("lora", has)
+		if !any(has) {
+			has = func(c *Candidate) bool { return c.Worker.LoRAs == nil || slices.Contains(c.Worker.LoRAs, AnyLoRA) }
 		}
+		drop("lora", has)
 	}
 	drop("required_taints", func(c *Candidate) bool {
 		return !slices.ContainsFunc(r.RequiredTaints, func(t string) bool { return !slices.Contains(c.Worker.Taints, t) })

@@ -268,8 +268,12 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	}
 	q := &api.SelectRequest{RequestID: rand.Text(), Book: true}
 	q.Model, q.Explain = r.Model, true
-	if err := s.serving(q); err != nil {
+	known, err := s.serving(q)
+	if err != nil {
 		return nil, booking{}, err
+	}
+	if !known {
+		r.Unsupported = append(r.Unsupported, "model")
 	}
 	q.LoRA = cmp.Or(q.LoRA, r.LoRA)
 	if s.cfg.Bind != nil && len(r.Previous) <= api.MaxSessionID {
@@ -280,6 +284,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	}
 	switch {
 	case !r.Prompted() || r.Tokens == nil && !s.cfg.Text:
+		q.Unsupported = len(r.Unsupported) > 0
 		q.ISLTokens = r.Length // a salt requires tokens; the adapter restricts the candidates
 		s.cfg.Metrics.Unsupported(string(r.API), r.Unsupported)
 	case r.Tokens != nil:
@@ -315,23 +320,36 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 }
 
 // serving replaces the model name in the request by the model, and the adapter, behind the name. A request without a
-// model name means the only registered model.
-func (s *Service) serving(q *api.SelectRequest) error {
+// model name means the only registered model. An unknown name means it too, because engines accept names that are not
+// registered. serving then returns false: the name may be an adapter's, so the blocks are unknown.
+func (s *Service) serving(q *api.SelectRequest) (known bool, err error) {
 	if q.Model != "" {
 		t, err := s.cfg.Resolve(q.Model)
-		q.Model, q.LoRA = t.Model, t.LoRA
-		return err // nil for an unknown name: select refuses it
-	}
-	for _, r := range s.cfg.All() {
-		if q.Model != "" && q.Model != r.Model {
-			return api.Errorf(api.CodeMissingModel, "the request names no model, and there are several")
+		if err != nil || len(s.cfg.Pool(t.Model).Ranks) > 0 {
+			q.Model, q.LoRA = t.Model, t.LoRA
+			return true, err
 		}
-		q.Model = r.Model
+		if base, lora, is := strings.Cut(q.Model, ":"); is && len(s.cfg.Pool(base).Ranks) > 0 {
+			q.Model, q.LoRA = base, strings.TrimSpace(lora) // SGLang's form of a model with an adapter
+			return true, nil
+		}
 	}
-	if q.Model == "" {
-		return api.Errorf(api.CodeNoWorkers, "no worker is registered")
+	only := ""
+	for _, r := range s.cfg.All() {
+		if only != "" && only != r.Model {
+			if q.Model != "" {
+				return true, nil // select refuses the name
+			}
+			return false, api.Errorf(api.CodeMissingModel, "the request names no model, and there are several")
+		}
+		only = r.Model
 	}
-	return nil
+	if only == "" && q.Model == "" {
+		return false, api.Errorf(api.CodeNoWorkers, "no worker is registered")
+	}
+	known = q.Model == "" || only == ""
+	q.Model = cmp.Or(only, q.Model)
+	return known, nil
 }
 
 // places are the addresses of a pool's ranks. It is immutable.

@@ -251,9 +251,16 @@ func TestChoices(t *testing.T) {
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
 		},
 		"no such model": {
-			[]string{from, `body {"model":"x","prompt":[1]}`}, nil,
-			[]string{"<- headers", `select r1 x tokens [1] isl 0 lora "" salt "" of []`,
-				`<- status 404 {"error":{"code":"unknown_model","message":"no x","type":"kvatlas_error"}}`},
+			[]string{from + " 10.0.0.1:8000", `body {"model":"x","prompt":[1]}`}, nil,
+			[]string{"<- headers", "unsupported completions [model]",
+				`select r1 m tokens [] isl 2 lora "" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 kvatlas-unsupported-fields=model " +
+					"metadata=10.0.0.1:8000", "free r1"},
+		},
+		"an adapter in the form of SGLang": {
+			[]string{from + " 10.0.0.1:8000", `body {"model":"m: a","prompt":[1]}`}, nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "a" salt "" of [http://10.0.0.1:8000/v1]`,
+				"<- body gateway-destination-endpoint=10.0.0.1:8000 metadata=10.0.0.1:8000", "free r1"},
 		},
 		"no JSON": {
 			[]string{from, `body {"model"`}, nil,

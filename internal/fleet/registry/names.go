@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // Target is the model of a name in a request. LoRA is the adapter, or empty.
@@ -130,7 +131,7 @@ func (r *Registry) collect(n *names, model string, rank *PoolRank) {
 		}
 	}
 	for _, name := range rank.Record.LoRAAdapters {
-		if name != model {
+		if name != model && name != routing.AnyLoRA {
 			add(name, Target{Model: model, LoRA: name}, o.Change.LoRAAdapters == nil)
 		}
 	}

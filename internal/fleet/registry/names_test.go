@@ -97,6 +97,9 @@ func TestNamesOfModels(t *testing.T) {
 	c.reports(`"chat" (model "m" and model "other")`)
 	c.see(c.accepting("w3", "", nil, nil))
 	c.resolves("chat", "m")
+	c.see(c.accepting("w5", "m", nil, []string{"*"})) // it loads any adapter
+	c.resolves("*", "*")
+	c.see(c.accepting("w5", "", nil, nil))
 
 	c.see(c.accepting("w4", "chat", nil, nil)) // a model with the name
 	c.resolves("chat", "chat")

@@ -20,6 +20,8 @@ type Request struct {
 	Media  []events.MediaItem
 	Hashes []uint64
 
+	Unsupported bool // a field of the request prevented the look-up
+
 	ISL uint64 // tokens of the prompt; 0: the number follows from the fields above
 
 	BlockSizes []uint32 // of the model's workers
@@ -233,7 +235,11 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	whole := uint64(len(p.names)) * size
 	s.asked = max(r.ISL, uint64(len(r.Tokens)), whole)
 	if r.Tokens == nil && r.Hashes == nil {
-		s.lose(loss{step: api.StepSeen, cause: api.CauseNotTokenized, tokens: s.asked})
+		cause := api.CauseNotTokenized
+		if r.Unsupported {
+			cause = api.CauseUnsupported
+		}
+		s.lose(loss{step: api.StepSeen, cause: cause, tokens: s.asked})
 		return s
 	}
 	held := min(int(r.Held), len(p.names))

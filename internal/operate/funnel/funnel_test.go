@@ -201,6 +201,8 @@ func TestDivide(t *testing.T) {
 				{step: api.StepSelected, cause: api.CauseLoad, tokens: 16}}}},
 		{"no tokens", &Request{At: at, Model: "m", BlockSize: 4, ISL: 50}, nil, 0, share{asked: 50, lost: []loss{
 			{step: api.StepSeen, cause: api.CauseNotTokenized, tokens: 50}}}},
+		{"an unsupported field", &Request{At: at, Model: "m", BlockSize: 4, ISL: 50, Unsupported: true}, nil, 0,
+			share{asked: 50, lost: []loss{{step: api.StepSeen, cause: api.CauseUnsupported, tokens: 50}}}},
 	} {
 		p := c.r.prompt(false)
 		got := divide(c.r, p, known{NewHistory(1, c.from), c.known},

@@ -27,7 +27,7 @@ func AddWorkerFlags(f *pflag.FlagSet, endpoint string) *WorkerFlags {
 		"a stable name for a worker that returns under another name")
 	f.StringSliceVar(&w.taints, "taint", nil, "a taint, which requests prefer or require; may be repeated")
 	f.StringSliceVar(&w.domains, "topology", nil, "DOMAIN=VALUE: the worker's place, such as zone=eu-1; may be repeated")
-	f.StringSliceVar(&w.adapters, "lora-adapter", nil, "a served LoRA adapter; may be repeated")
+	f.StringSliceVar(&w.adapters, "lora-adapter", nil, "a served LoRA adapter, or * if the worker loads any adapter on request; may be repeated")
 	f.StringSliceVar(&w.names, "served-model-name", nil,
 		"a further name of the model for requests; may be repeated")
 	return w

@@ -156,6 +156,7 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 	r.ISL, r.Routed, r.ID = q.ISLTokens, true, q.RequestID
 	h.tell(r)
 	r.Pinned = q.Pinned != nil
+	r.Unsupported = q.Unsupported || out != nil && out.Tokenization != nil && len(out.Tokenization.UnsupportedFields) > 0
 	r.Registered = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil })
 	if r.Registered < r.Held {
 		r.Known = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil || s.registry.Ended(k.Instance) })

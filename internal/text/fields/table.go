@@ -121,10 +121,10 @@ var tables = map[API]Table{
 		`messages system tools tool_choice thinking output_config chat_template_kwargs max_tokens`,
 		identityFields,
 		`kv_transfer_params`,
-		`model metadata stop_sequences stream temperature top_k top_p mm_payload return_mm_kwargs watermarking
+		`model betas metadata stop_sequences stream temperature top_k top_p mm_payload return_mm_kwargs watermarking
 		ec_transfer_params vllm_xargs data_parallel_rank rid bootstrap_host bootstrap_port bootstrap_room routed_dp_rank
 		disagg_prefill_dp_rank`,
-		`service_tier betas context_management container mcp_servers inference_geo speed cache_control fallbacks
+		`service_tier context_management container mcp_servers inference_geo speed cache_control fallbacks
 		user_profile_id`),
 	Embeddings: newTable(
 		`input`, // token ids only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._client import AsyncClient
@@ -79,23 +79,35 @@ class Chooser:
 
 
 def prompt_of(request: Any) -> dict[str, Any]:
-    """The prompt of a request in OpenAI's form, for a `SelectRequest`: empty if it has none that can be looked up."""
-    def get(name: str) -> Any:
-        return request.get(name) if isinstance(request, dict) else getattr(request, name, None)
+    """The request of a `SelectRequest`: a mapping or a model in OpenAI's form. It is empty without a prompt.
 
-    def plain(value: Any) -> Any:
-        return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value
+    The indexer decides about each field: which ones determine tokens, which ones the tenant. `extra_body` has more
+    fields, as in OpenAI's client.
+    """
+    body = fields_of(request)
+    return {"request": body} if body.get("messages") or body.get("prompt") else {}
 
-    if messages := get("messages"):
-        found: dict[str, Any] = {"messages": [plain(m) for m in messages]}
-        if tools := get("tools"):
-            found["tools"] = [plain(t) for t in tools]
-        if kwargs := get("chat_template_kwargs"):
-            found["chat_template_kwargs"] = kwargs
-        return found
-    prompt = get("prompt")
-    if isinstance(prompt, str) and prompt:
-        return {"prompt": prompt}
-    if isinstance(prompt, list) and prompt and all(isinstance(t, int) for t in prompt):
-        return {"tokens": prompt}
-    return {}
+
+def fields_of(request: Any) -> dict[str, Any]:
+    """The fields of a request that are set, in JSON's types. The indexer gets the model by another field."""
+    if not isinstance(request, Mapping):
+        dump = getattr(request, "model_dump", None)
+        request = dump(exclude_unset=True) if dump else getattr(request, "__dict__", {})
+    more = request.get("extra_body")
+    body = {**request, **(more if isinstance(more, Mapping) else {})}
+    return {name: _plain(value) for name, value in body.items()
+            if value is not None and name not in ("model", "extra_body")}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return value  # tokens
+    if isinstance(value, Iterable):
+        if hasattr(value, "model_dump"):  # iterating over a model gives pairs
+            return value.model_dump(exclude_none=True)
+        return [_plain(v) for v in value]
+    return f"{type(value).__name__}, which is not JSON"  # a value that the indexer cannot interpret

@@ -87,6 +87,10 @@ class Query(_Prompted):
     chat_template_kwargs: Mapping[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    request: Mapping[str, Any] | None = None
+    """Fields of a request to an engine, in place of the prompt, or beside it: the indexer finds their effect."""
+    api: Literal["completions", "chat", "responses", "messages", "embeddings", "score", "rerank"] | None = None
+    """The API of request; None: its fields decide."""
     return_token_ids: bool = False
     """Answer with the tokens of a text too."""
     workers: Iterable[str] | None = None
@@ -136,6 +140,10 @@ class SelectRequest(Prompt):
     chat_template_kwargs: Mapping[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    request: Mapping[str, Any] | None = None
+    """Fields of a request to an engine, in place of the prompt, or beside it: the indexer finds their effect."""
+    api: Literal["completions", "chat", "responses", "messages", "embeddings", "score", "rerank"] | None = None
+    """The API of request; None: its fields decide."""
     return_token_ids: bool = False
     """Answer with the tokens of a text too."""
     request_id: str | None = None
@@ -301,6 +309,8 @@ class Answer:
     tokenize_error: str = ""
     prompt_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
+    unsupported_fields: tuple[str, ...] = ()
+    """The fields of the request that prevented a look-up."""
 
 
 @dataclass(frozen=True)
@@ -374,6 +384,8 @@ class Selection:
     tokenize_error: str = ""
     prompt_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
+    unsupported_fields: tuple[str, ...] = ()
+    """The fields of the request that prevented a look-up."""
 
 
 @dataclass(frozen=True)

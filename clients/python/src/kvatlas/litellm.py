@@ -11,16 +11,39 @@ routed so; blocking ones, and all while kvatlas makes no choice, as the router i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.router import CustomRoutingStrategyBase
+from litellm.types.utils import all_litellm_params
 
-from ._adapter import Chooser, prompt_of
+from ._adapter import Chooser, fields_of, prompt_of
 
-_KEY = "kvatlas_booking"  # in a request's metadata
+# Names in a request's metadata: its booking, and the workers of its tries.
+_KEY = "kvatlas_booking"
+_TRIED = "kvatlas_tried"
+
+# Fields that are LiteLLM's own, beside those of its list.
+_OWN = frozenset(("timeout", "extra_headers", "extra_query", "original_function", "litellm_params", "input",
+                  "additional_drop_params", "deployment_id", "specific_deployment"))
+
+
+def _sent(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that LiteLLM sends to an engine."""
+    return {k: v for k, v in kwargs.items()
+            if v is not None and k not in all_litellm_params and k not in _OWN and not k.startswith("_litellm_")}
+
+
+def _prompt(kwargs: Mapping[str, Any], deployments: Sequence[Any]) -> dict[str, Any]:
+    """The request of a `SelectRequest`, with the fields that the deployments add. It is empty if these differ."""
+    added = [fields_of(_sent(d["litellm_params"])) for d in deployments]
+    if any(a != added[0] for a in added):
+        return {}
+    return prompt_of({**added[0], **fields_of(_sent(kwargs))})
 
 
 class KvatlasRouting(CustomRoutingStrategyBase):
@@ -47,22 +70,40 @@ class KvatlasRouting(CustomRoutingStrategyBase):
                                              specific_deployment: bool | None = False,
                                              request_kwargs: dict[str, Any] | None = None) -> Any:
         request = request_kwargs if request_kwargs is not None else {}
-        prompt = prompt_of(request if request.get("prompt") else {**request, "messages": messages})
-        if prompt and not specific_deployment and (name := self._models.get(model, model)):
+        if not specific_deployment and (name := self._models.get(model, model)):
             deployments = await self._router.async_get_healthy_deployments(
                 model=model, request_kwargs=request, messages=messages, input=input,
                 specific_deployment=specific_deployment)
             if isinstance(deployments, list) and len(deployments) > 1:
-                by_worker = {self.worker_of(d): d for d in deployments}
-                selection = await self._chooser.choose(model=name, workers=list(by_worker), **prompt)
-                if selection is not None:
-                    if selection.booked:
-                        metadata = request.setdefault("metadata", {})
-                        metadata[_KEY] = {"model": name, "request_id": selection.request_id}
-                    return by_worker[selection.worker]
+                prompt = _prompt(request if request.get("prompt") else {**request, "messages": messages}, deployments)
+                if chosen := await self._choose(name, request, deployments, prompt):
+                    return chosen
         return await type(self._router).async_get_available_deployment(
             self._router, model=model, messages=messages, input=input, specific_deployment=specific_deployment,
             request_kwargs=request)
+
+    async def _choose(self, name: str, request: dict[str, Any], deployments: Sequence[Any],
+                      prompt: dict[str, Any]) -> Any:
+        """The deployment for a request, which has not failed at it before; None without a choice."""
+        if not prompt:
+            return None
+        by_worker = {self.worker_of(d): d for d in deployments}
+        metadata = request.setdefault("metadata", {})
+        tried = metadata.setdefault(_TRIED, [])
+        selection = await self._chooser.choose(
+            model=name, workers=[w for w in by_worker if w not in tried] or list(by_worker), **prompt)
+        if selection is None:
+            return None
+        tried.append(selection.worker)
+        if selection.booked:
+            metadata[_KEY] = {"model": name, "request_id": selection.request_id}
+            if (task := asyncio.current_task()) is not None:  # LiteLLM reports no end of a cancelled request
+                task.add_done_callback(partial(self._cancelled, name, selection.request_id))
+        return by_worker[selection.worker]
+
+    def _cancelled(self, model: str, request_id: str, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self._chooser.end(model, request_id)
 
     def get_available_deployment(self, model: str, messages: Any = None, input: Any = None,
                                  specific_deployment: bool | None = False,

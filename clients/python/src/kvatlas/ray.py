@@ -18,7 +18,7 @@ from ray.serve.request_router import (
     FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica,
 )
 
-from ._adapter import Chooser, prompt_of
+from ._adapter import Chooser, fields_of, prompt_of
 
 # The prompt's tokens, where Ray's ingress has made them.
 _TOKENS = "request_token_ids"
@@ -78,7 +78,10 @@ def _prompt(pending: PendingRequest) -> dict[str, Any]:
     if pending.metadata.multiplexed_model_id:
         return {}  # a LoRA, of which Ray does not say what the engine calls it
     if tokens := pending.kwargs.get(_TOKENS):
-        return {"tokens": tokens}
+        body = fields_of(pending.args[0]) if pending.args else {}
+        api = "chat" if body.pop("messages", None) else "completions"
+        body.pop("prompt", None)
+        return {"tokens": tokens, "api": api, "request": body}
     for arg in pending.args:
         if found := prompt_of(arg):
             return found

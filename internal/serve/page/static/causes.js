@@ -20,6 +20,8 @@ export const causes = {
     "give all engines of the model the same block size"],
   not_tokenized: ["no tokens could be made of the text",
     "indexer tokenizer check; see text.md"],
+  unsupported_field: ["a field of the request is unknown, or determines tokens or tenant and is not supported",
+    "see kvatlas_unsupported_fields_total for its name, and text.md"],
   evicted: ["a worker removed the block; the line says which, from which tier, and how long before it was asked for",
     "more memory for the cache, a host tier or a shared store; if the time is short, fewer requests at once", "fleet"],
   cleared: ["a worker's cache was emptied: a reset, a restart, events that were lost",
