@@ -53,7 +53,7 @@ func TestReadRouting(t *testing.T) {
 		"queue: {threshold_frac: 1, max_waiting: 0}":        "queue.max_waiting is 0: it must be from 1",
 		"queue: {classes: [{}]}":                            "queue.classes[0].name is missing",
 		"queue: {classes: [{name: a, quantum: 9}]}":         "classes[0].quantum is 9",
-		"queue: {classes: [{name: default}]}":               "or the one of all other requests",
+		"queue: {classes: [{name: default}]}":               `queue.classes[0].name is "default", the name of another class`,
 		"queue: {threshold_frac: 1, max_raw_tokens: -1}":    "max_raw_tokens is -1",
 		"session_affinity: {ttl_secs: 0.5}":                 "session_affinity.ttl_secs is 0.5: it must be from 1 to",
 		"session_affinity: {mode: soft}":                    "session_affinity.ttl_secs is 0",
