@@ -58,7 +58,7 @@ func TestMembership(t *testing.T) {
 		t.Errorf("a second a ended with %d and %q", r.Code, r.Stderr)
 	}
 	if r := harness.Run(t, "indexer", "serve", "--nats", nats, "--node-id", "d", "--partitions", "4", "--http-listen",
-		""); r.Code != 1 || !strings.Contains(r.Stderr, "created with 8 partitions and 4 are asked for") {
+		""); r.Code != 1 || !strings.Contains(r.Stderr, "created with 8 partitions, and 4 are configured") {
 		t.Errorf("with another number of partitions the indexer ended with %d and %q", r.Code, r.Stderr)
 	}
 	if r := harness.Run(t, "indexer", "cluster", "--nats", nats); r.Code != 0 ||

@@ -93,7 +93,7 @@ func TestFlagsThatMakeNoSense(t *testing.T) {
 		{"worker-shim run --source dynamo-zmq --engine https://etcd:1,https://etcd:1/x --model m --block-size 16",
 			"is not http://HOST:PORT or https://HOST:PORT"},
 		{"worker-shim run --source dynamo-nats --engine subject --model m --block-size 16 --engine-nats-user x",
-			"say nothing without --engine-nats itself"},
+			"have no effect without --engine-nats itself"},
 		{"worker-shim run --engine nowhere --worker w --model m --block-size 16", "--engine"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --worker w --model m --block-size 16 --source trt", "--source"},
 		{"worker-shim run --engine tcp://127.0.0.1:1 --worker w --model m --block-size 16 --nats-cert x",
@@ -134,7 +134,7 @@ func TestServeSaysWhyItCannot(t *testing.T) {
 			"--http-listen"},
 		{[]string{"--nats", "nats://" + plain}, "JetStream"},
 		{[]string{"--nats", "nats://" + loopback.Reserve(t), "--nats-wait", "1s"}, "not available"},
-		{[]string{"--nats", "nats://" + x.NATS, "--partitions", "8"}, "created with 4 partitions and 8 are asked for"},
+		{[]string{"--nats", "nats://" + x.NATS, "--partitions", "8"}, "created with 4 partitions, and 8 are configured"},
 	} {
 		r := harness.Run(t, "indexer", append([]string{"serve", "--http-listen", "127.0.0.1:0"}, c.args...)...)
 		lines := strings.Split(strings.TrimSpace(r.Stderr), "\n")

@@ -116,7 +116,7 @@ func TestTwinOfWindows(t *testing.T) {
 func TestTwinRefuses(t *testing.T) {
 	for want, message := range map[string][][]byte{
 		"message 1 after 0":     encode(t, 1, cleared),
-		"not there":             encode(t, 0, removed(0, 1)),
+		"missing block":         encode(t, 0, removed(0, 1)),
 		`kind "mamba"`:          encode(t, 0, stored(0, "mamba", nil, nil, []int{1}, 1, 2)),
 		`type "BlockMoved"`:     encode(t, 0, map[string]any{"type": "BlockMoved"}),
 		"2 blocks, 2 tokens":    encode(t, 0, full(nil, []int{1, 2}, 1, 2)),
