@@ -55,7 +55,7 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 		harness.Start(t, "worker-shim", "run", "--nats", addr, "--engine", at[1], "--replay", at[2], "--worker", name,
 			"--model", "m", "--block-size", "16")
 	}
-	engine.WaitFor(`is printed`)
+	engine.WaitFor(`the last prompt is written`)
 	whole := func() (bool, string) {
 		answer := harness.Decode[api.Answer](harness.Run(t, "indexer", "query", "--nats", addr, "--model", "m",
 			"--tokens-file", prompt, "--json"))

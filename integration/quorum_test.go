@@ -71,7 +71,7 @@ func TestAskingWithoutQuorum(t *testing.T) {
 	a.WaitFor(`msg="a node is there" node=b`)
 	harness.Start(t, "worker-shim", "run", "--nats", urls, "--engine", at[1], "--replay", at[2], "--worker", "w1",
 		"--model", "m", "--block-size", "16")
-	engine.WaitFor(`is printed`)
+	engine.WaitFor(`the last prompt is written`)
 	ask := func(args ...string) harness.Result { return harness.Run(t, "indexer", append(args, "--nats", urls)...) }
 	query := func() (bool, string) {
 		var a api.Answer
