@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestPresenceOfSleepers: an engine that sleeps stays asleep while it shows signs of life, until it reports that it is
-// awake, or its connection ends.
+// TestPresenceOfSleepers checks that a sleeping engine stays asleep while it shows signs of life, until it reports that
+// it is awake, or its connection ends.
 func TestPresenceOfSleepers(t *testing.T) {
 	now := time.Unix(1000, 0)
 	p := &presence{silentAfter: time.Second, sign: now}
@@ -41,7 +41,8 @@ func TestPresenceOfSleepers(t *testing.T) {
 	is(api.EngineConnected)
 }
 
-// TestOthersInTheLog: blocks of another model or size in the log do not go on; a log that does not name them does.
+// TestOthersInTheLog checks that blocks of another model or size in the log start a new incarnation. A log without a
+// model and size does not.
 func TestOthersInTheLog(t *testing.T) {
 	id := Identity{Model: "m", BlockSize: 8}
 	for _, c := range []struct {
@@ -54,7 +55,7 @@ func TestOthersInTheLog(t *testing.T) {
 		if begun := m.Incarnation() != 5; begun != c.others {
 			t.Errorf("after %+v a new incarnation began: %v", c.was, begun)
 		}
-		if entries, _ := m.Queued(); c.others { // a sleeping engine's clear is one event, and only if there is something
+		if entries, _ := m.Queued(); c.others { // a sleeping engine's clear is a single event, and only if blocks exist
 			m.Asleep()
 			if after, _ := m.Queued(); after != entries {
 				t.Errorf("an incarnation that holds nothing was cleared")
@@ -72,7 +73,7 @@ func TestOthersInTheLog(t *testing.T) {
 			clear.Events[0].Reason != events.ReasonEngine {
 			t.Errorf("a sleeping engine queued %+v", clear.Events)
 		}
-		m.Live(Frame{Seq: 4}, 10) // it comes late
+		m.Live(Frame{Seq: 4}, 10) // a late message
 		m.Asleep()
 		if entries, _ := m.Queued(); entries != 3 {
 			t.Errorf("after a late message there are %d events", entries)
@@ -80,7 +81,7 @@ func TestOthersInTheLog(t *testing.T) {
 	}
 }
 
-// oneBlock is a decoder of messages that store a block.
+// oneBlock decodes every message to a stored block.
 type oneBlock struct{}
 
 func (oneBlock) Reset() {}

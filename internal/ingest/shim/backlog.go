@@ -1,28 +1,28 @@
 package shim
 
-// progress is how far a machine is with what its engine said before now.
+// progress is the state of a machine's backlog: the engine's messages from before now.
 type progress uint8
 
 const (
-	level      progress = iota // the log has all of it
-	hearing                    // it is still to be heard: a replay or a snapshot is due
-	publishing                 // it is heard, and on its way to the log
+	level      progress = iota // the log has all of the backlog
+	hearing                    // a replay or a snapshot is due
+	publishing                 // the backlog is queued for the log
 )
 
-// backlog is what a machine has to catch up with.
+// backlog is the part of the engine's messages that a machine has to catch up with.
 type backlog struct {
 	progress progress
-	last     Reached // publishing: once the log has reached this, it has all of it
+	last     Reached // in the state publishing: the end of the backlog in the log
 }
 
-// CatchingUp reports whether the log lacks what the engine said a while ago: a replay still brings it, or it waits to
-// be published, or it was published with local hashes that learning may correct. What the engine says now, and what is
-// found missing when the engine is asked on suspicion, is none of it. A message that is too large for one flight is.
+// CatchingUp reports whether the log lacks earlier events of the engine. The missing events are in a due replay, wait
+// for publication, or were published with local hashes that learning may correct. Live messages do not count, and
+// neither do messages that a check of the replay socket finds. A message too large for a single flight counts.
 func (m *Machine) CatchingUp() bool {
 	return m.backlog.progress != level || m.learning.pending() || m.Busy()
 }
 
-// fallBehind tells that there may be more of what the engine said than has been heard.
+// fallBehind starts a backlog, because the engine may have unread messages.
 func (m *Machine) fallBehind() {
 	m.backlog = backlog{progress: hearing}
 	if !m.canAsk() {
@@ -33,21 +33,21 @@ func (m *Machine) fallBehind() {
 // canAsk reports whether the engine may say again what was not heard. One that is gone says nothing.
 func (m *Machine) canAsk() bool { return m.replay && m.phase != departed{} }
 
-// heardAll tells that no more of the backlog is to be heard.
+// heardAll ends the reading of the backlog.
 func (m *Machine) heardAll() {
 	if m.backlog.progress == hearing && m.phase.takesLive() {
 		m.publishBacklog()
 	}
 }
 
-// Delayed tells that the log has not taken a flight for a while: what waits is a backlog by now.
+// Delayed reports that a flight has been waiting for the log for a while. The waiting events become a backlog.
 func (m *Machine) Delayed() {
 	if _, ok := m.phase.(recovering); !ok && m.backlog.progress != hearing {
 		m.publishBacklog()
 	}
 }
 
-// publishBacklog makes what is queued now the rest of the backlog.
+// publishBacklog makes the queued events the rest of the backlog.
 func (m *Machine) publishBacklog() {
 	m.backlog = backlog{progress: publishing, last: Reached{Incarnation: m.incarnation, LastID: m.nextID - 1}}
 	m.checkAcked()

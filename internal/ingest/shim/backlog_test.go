@@ -7,9 +7,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestCatchingUp follows a shim that starts beside an engine with much to say: it is catching up until the last of that
-// is in the log, not only heard, and then no more, whatever is said since; again after each new connection, and when
-// the log takes nothing for a while.
+// TestCatchingUp runs a shim that starts beside an engine with many messages. The shim is catching up until the last
+// message is in the log, and not later, for any further messages. It is catching up again after every new connection,
+// and while the log accepts nothing for a while.
 func TestCatchingUp(t *testing.T) {
 	is := func(m *Machine, want bool, when string) {
 		t.Helper()
@@ -29,21 +29,21 @@ func TestCatchingUp(t *testing.T) {
 	}
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{MessageBytes: 1, FlightMessages: 2}, true, words{})
 	m.Recovered(Published{Found: true, Reached: Reached{Incarnation: 7, LastID: 1}}, 100)
-	is(m, true, "before the engine is heard")
+	is(m, true, "before the first message")
 	m.Connected()
 	wantsReplay(m)
 	for seq := range 4 {
 		m.Replayed(frame(events.EngineSeq(seq)), 100)
 	}
-	is(m, true, "while it is heard")
+	is(m, true, "during the replay")
 	m.ReplayEnded(100)
 	m.Live(frame(4), 100)
-	is(m, true, "before it is published") // a clear and four blocks are the backlog, and one is new
+	is(m, true, "before it is published") // a clear and four blocks are the backlog, and a block is new
 	land(m)
 	land(m)
-	is(m, true, "with the last block of it to be published")
+	is(m, true, "before the last block of the backlog")
 	land(m)
-	is(m, false, "with all of it published")
+	is(m, false, "after the backlog")
 	m.Live(frame(5), 100)
 	m.Verify()
 	is(m, false, "with something new")
@@ -68,17 +68,17 @@ func TestCatchingUp(t *testing.T) {
 	m.Delayed()
 	is(m, true, "with a flight that does not land")
 	m.Flushed()
-	is(m, true, "with one that waits behind it")
+	is(m, true, "with a waiting flight")
 	land(m)
-	is(m, false, "with all that waited published")
+	is(m, false, "after the waiting flights")
 
 	m.Resync(200)
-	is(m, true, "asked to say it again")
+	is(m, true, "after a resync request")
 	m.Gone()
 	land(m)
 	is(m, false, "with an engine that is gone")
 
-	// Who can ask for nothing has nothing to catch up with but what waits.
+	// Without a replay socket, only waiting events are a backlog.
 	m = NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
 	m.Recovered(Published{}, 100)
 	is(m, true, "without a replay socket, before the first clear is published")

@@ -8,7 +8,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// once decodes words, and says of a block that it is stored only once until it is removed or cleared.
+// once is a decoder that reports a stored block only once until a removal or clear.
 type once struct {
 	words
 	held map[events.BlockHash]bool
@@ -27,14 +27,14 @@ func (o once) Decode(payload []byte) (events.Message, error) {
 	return m, err
 }
 
-// TestClearsTellTheDecoder: where the log is cleared within an incarnation, after a gap or a message that cannot be
-// read, blocks that the decoder had said to be stored are stored anew.
+// TestClearsTellTheDecoder checks that, after a clear within an incarnation, caused by a gap or an undecodable message,
+// blocks that the decoder has already reported are stored again.
 func TestClearsTellTheDecoder(t *testing.T) {
 	for name, said := range map[string][]string{"gap": {"life1 +1", "", "life1 +1 +2"},
 		"unreadable": {"life1 +1", "life1 ?", "life1 +1 +2"}} {
 		log, feed := newMemory(), make(chan Frame, len(said))
 		for seq, payload := range said {
-			if payload != "" { // else it is lost
+			if payload != "" { // otherwise the message is lost
 				feed <- Frame{Seq: events.EngineSeq(seq), Payload: []byte(payload)}
 			}
 		}
@@ -44,7 +44,7 @@ func TestClearsTellTheDecoder(t *testing.T) {
 			t.Fatal(err)
 		}
 		if held := slices.Sorted(maps.Keys(log.held)); !slices.Equal(held, []events.BlockHash{1, 2}) {
-			t.Errorf("%s: the log says %v", name, held)
+			t.Errorf("%s: the log has %v", name, held)
 		}
 	}
 }

@@ -12,22 +12,22 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// ErrUnknown: neither the log nor its snapshot knows the rank. Returned by [Forget].
+// ErrUnknown is returned by [Forget] for a rank that is neither in the log nor in its snapshot.
 var ErrUnknown = errors.New("nothing is known of this worker and rank")
 
-// Forgotten says what [Forget] has done.
+// Forgotten is the result of [Forget].
 type Forgotten struct {
-	Was Published // what the log said before
-	// the one that was begun, and closed; 0 if nothing had to be written, since what was is closed already
+	Was Published // the state of the log before
+	// the new closed incarnation; 0 if the earlier incarnation was already closed
 	Incarnation events.Incarnation
 	Seq         events.StreamSeq // where in the log
 }
 
-// Forget closes a rank because an operator says that its engine is gone for good: the log begins a new incarnation that
-// holds nothing, and says that nothing follows. Whatever was missing or in doubt of those before is of no account then.
-// While a shim that lives serves the rank it refuses with an error that wraps [ErrFenced] and says who; meanwhile it
-// holds the rank's server, so that none begins. By force it goes on all the same: that shim, if it publishes again,
-// begins yet another incarnation with what its engine can still say.
+// Forget closes a rank on an operator's request, because its engine is gone permanently. The log begins a new, empty,
+// closed incarnation, so missing or doubtful events of earlier incarnations do not matter. While a live shim serves the
+// rank, Forget returns an error that wraps [ErrFenced] and names the shim. During the call, Forget holds the rank's
+// control server, so no shim can start. force skips the check. A live shim then begins another incarnation at its next
+// publication, with the events that the engine can repeat.
 func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, force bool) (done Forgotten, err error) {
 	if !force {
 		server, err := Claim(ctx, ns, key, false)
@@ -54,17 +54,17 @@ func Forget(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, fo
 	return done, err
 }
 
-// Clear closes the incarnation of a rank whose shim is gone: the log says that it holds nothing, why, and that nothing
-// follows. still is asked after the rank's last message was read; if it says no, nothing is written. If the incarnation
-// is closed already, or the log knows of none, that is well. A shim that publishes at the same time either comes first,
-// then Clear asks again, or finds out.
+// Clear closes the incarnation of a rank without a shim: the log gets a clear with the reason. Clear calls still after
+// reading the rank's last message, and writes nothing if still returns false. A closed or unknown incarnation is not an
+// error. If a shim publishes at the same time, either the shim is first and Clear calls still again, or the shim
+// detects the clear.
 func Clear(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, id Identity, why events.Reason,
 	still func(context.Context) (bool, error)) error {
 	_, _, err := closeRank(ctx, ns, key, func(last Published) (*events.Batch, error) {
 		if ok, err := still(ctx); err != nil || !ok {
 			return nil, err
 		}
-		if last.Unreadable != nil { // it is not known which incarnation it is to close
+		if last.Unreadable != nil { // the incarnation to close is unknown
 			return &events.Batch{Incarnation: last.next(millis(time.Now())), FirstID: 1, Model: id.Model,
 				BlockSize: id.BlockSize}, nil
 		}
@@ -74,8 +74,8 @@ func Clear(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, id 
 	return err
 }
 
-// closeRank ends a rank in the log, if it is known there and not ended, by a batch that clears it. begin makes the
-// batch, of which the end is filled in; nil: nothing is written. It begins anew after errors that again is true for.
+// closeRank ends a rank in the log with a batch that clears the rank, if the rank exists and is not closed. begin
+// returns the batch, which closeRank completes; nil writes nothing. It retries after errors that satisfy again.
 func closeRank(ctx context.Context, ns *jetstream.Namespace, key events.RankKey,
 	begin func(last Published) (*events.Batch, error), why events.Reason,
 	again func(error) bool) (last Published, seq events.StreamSeq, err error) {
@@ -104,8 +104,8 @@ func closeRank(ctx context.Context, ns *jetstream.Namespace, key events.RankKey,
 	}
 }
 
-// RanksOf lists the ranks of a worker that its partition's log or its newest usable snapshot knows, closed ones
-// included, ascending.
+// RanksOf lists the ranks of a worker in its partition's log or newest usable snapshot, including closed ranks,
+// ascending.
 func RanksOf(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID) ([]events.Rank, error) {
 	p, err := ns.PartitionOf(worker)
 	if err != nil {
@@ -126,7 +126,7 @@ func RanksOf(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerI
 		return nil, err
 	}
 	manifest, err := snapshot.ParseManifest(entry.Value)
-	if err != nil { // it is as good as none; the log knows whoever spoke since
+	if err != nil { // an unusable snapshot counts as missing; the log has all ranks with later messages
 		return ranks, nil
 	}
 	states, err := snapshot.Ranks(manifest, func(name string) ([]byte, error) { return bucket.Get(ctx, name) })

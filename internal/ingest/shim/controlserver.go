@@ -14,24 +14,24 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// ControlServer answers what others ask a running shim: who it is, and to say again what its engine holds.
+// ControlServer answers requests to a running shim: for its identity, and for a resync.
 type ControlServer struct {
 	who      control.Shim
 	stop     func()
 	requests chan request
 
-	incarnation atomic.Uint64                   // of the machine, as of its last step
-	waiting     atomic.Pointer[control.Waiting] // for the log; nil: it takes events
+	incarnation atomic.Uint64                   // of the machine after its last step
+	waiting     atomic.Pointer[control.Waiting] // nil: the log accepts events
 
 	hearing sync.Mutex // guards heard
 	heard   engineHeard
 
-	mu    sync.Mutex // one resync at a time
+	mu    sync.Mutex // serializes resyncs
 	done  map[string]events.Incarnation
 	order []string // the keys of done, oldest first
 }
 
-// engineHeard is how it stands with the engine.
+// engineHeard is the state of the connection to the engine.
 type engineHeard struct {
 	endpoint     string
 	replay       string
@@ -41,17 +41,17 @@ type engineHeard struct {
 	replayFailed error
 }
 
-// request asks for a new incarnation, on its way to the loop that owns the machine.
+// request is a request for a new incarnation, sent to the loop that owns the machine.
 type request struct {
 	lost  bool // as in control.ResyncRequest
 	begun chan<- events.Incarnation
 }
 
-// knownResyncs is how many resyncs a server knows again.
+// knownResyncs is the number of resync ids that a server keeps.
 const knownResyncs = 64
 
-// Claim opens the server of a rank, unless another shim that lives has one: then the error is ErrFenced and says who.
-// Two that claim at the same moment may both get one; the log tells them apart when both publish.
+// Claim opens the control server of a rank. If another live shim has the rank, the error wraps ErrFenced and names the
+// shim. Two concurrent calls may both succeed; then the log separates the shims at publication.
 func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, replay bool) (*ControlServer, error) {
 	other, err := control.Who(ctx, ns, key)
 	if err != nil {
@@ -74,7 +74,7 @@ func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, rep
 // Close gives the rank up.
 func (s *ControlServer) Close() { s.stop() }
 
-// Who says whose server this is.
+// Who returns the identity of the shim.
 func (s *ControlServer) Who() control.Shim {
 	who := s.who
 	who.Incarnation = events.Incarnation(s.incarnation.Load())
@@ -100,8 +100,8 @@ func (s *ControlServer) Who() control.Shim {
 	return who
 }
 
-// hear changes how it stands with the engine. A nil server says nothing.
-func (s *ControlServer) hear(change func(h *engineHeard)) {
+// update changes the state of the engine's connection. It does nothing on nil.
+func (s *ControlServer) update(change func(h *engineHeard)) {
 	if s != nil {
 		s.hearing.Lock()
 		defer s.hearing.Unlock()
@@ -109,27 +109,28 @@ func (s *ControlServer) hear(change func(h *engineHeard)) {
 	}
 }
 
-// begin has the server say where the engine is heard.
+// begin sets the endpoints of the engine.
 func (s *ControlServer) begin(cfg *Config) {
 	if cfg.Feed == nil && cfg.Messages == nil {
-		s.hear(func(h *engineHeard) { h.endpoint, h.replay = cfg.Engine, cfg.Replay })
+		s.update(func(h *engineHeard) { h.endpoint, h.replay = cfg.Engine, cfg.Replay })
 	}
 }
 
-// stepped has the server say how far the machine is.
+// stepped sets the progress of the machine.
 func (s *ControlServer) stepped(incarnation events.Incarnation, c Counts) {
-	s.hear(func(h *engineHeard) {
+	s.update(func(h *engineHeard) {
 		s.incarnation.Store(uint64(incarnation))
 		h.counts, h.begun = c, true
 	})
 }
 
-// replayed has the server say how the last question to the replay endpoint ended.
+// replayed sets the result of the last replay request.
 func (s *ControlServer) replayed(err error) {
-	s.hear(func(h *engineHeard) { h.replayFailed = err })
+	s.update(func(h *engineHeard) { h.replayFailed = err })
 }
 
-// Wait has the server say that the log takes nothing, and why; nil says that it does. A nil server says nothing.
+// Wait sets the reason for which the log accepts no events; nil means that the log accepts events. It does nothing on
+// nil.
 func (s *ControlServer) Wait(w *control.Waiting) {
 	if s != nil {
 		s.waiting.Store(w)
@@ -138,9 +139,9 @@ func (s *ControlServer) Wait(w *control.Waiting) {
 
 var errNotStarted = errors.New("the shim has not read the log yet")
 
-// Resync has the machine begin a new incarnation, once for each id, if what is asked makes it necessary.
+// Resync begins a new incarnation of the machine if the request makes a new incarnation necessary, once for every id.
 func (s *ControlServer) Resync(ctx context.Context, a control.ResyncRequest) (control.Shim, error) {
-	if !s.mu.TryLock() { // another is in hand. Who waited for it would keep this shim from saying who it is
+	if !s.mu.TryLock() { // another resync is running; a wait would block requests for the identity
 		return s.Who(), errNotStarted
 	}
 	defer s.mu.Unlock()
@@ -160,7 +161,7 @@ func (s *ControlServer) Resync(ctx context.Context, a control.ResyncRequest) (co
 	}
 	select {
 	case who.Incarnation = <-begun:
-	case <-ctx.Done(): // the log cannot be looked into; whoever asks will ask again
+	case <-ctx.Done(): // the log is not readable; the client retries
 		return who, errNotStarted
 	}
 	s.done[a.ID] = who.Incarnation

@@ -18,7 +18,7 @@ import (
 // patience is how long a test waits for anything.
 const patience = 4 * time.Minute
 
-// namespace is a log on a server of its own.
+// namespace returns a namespace on a separate server.
 func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
@@ -26,7 +26,7 @@ func namespace(t *testing.T) (context.Context, *jetstream.Namespace) {
 	return ctx, natskit.Namespace(t, 1)
 }
 
-// said reads the log of a rank: of each event, its kind and reason, by incarnation.
+// said reads the log of a rank: the kind and reason of every event, by incarnation.
 func said(t *testing.T, ctx context.Context, ns *jetstream.Namespace) map[events.Incarnation][]events.Event {
 	t.Helper()
 	out := make(chan jetstream.Update, 1)
@@ -60,8 +60,8 @@ func said(t *testing.T, ctx context.Context, ns *jetstream.Namespace) map[events
 	}
 }
 
-// TestResyncOnRequest asks a running shim to say all of it again: a clear with its reason, then what the engine
-// announced, in a new incarnation; once for each id, however often it is asked.
+// TestResyncOnRequest sends resync requests to a running shim. The shim publishes a clear with the reason and the
+// engine's events in a new incarnation, once for every id, for any number of requests.
 func TestResyncOnRequest(t *testing.T) {
 	ctx, ns := namespace(t)
 	engine, err := enginesim.Start(ctx, enginesim.Config{BlockSize: 4, Capacity: 100})
@@ -71,7 +71,7 @@ func TestResyncOnRequest(t *testing.T) {
 	defer engine.Crash()
 	key := events.RankKey{Instance: "w1"}
 	if who, err := control.Who(ctx, ns, key); who != nil || err != nil {
-		t.Fatalf("before there is a shim: %v, %v", who, err)
+		t.Fatalf("without a shim: %v, %v", who, err)
 	}
 	server, err := Claim(ctx, ns, key, true)
 	if err != nil {
@@ -125,11 +125,11 @@ func TestResyncOnRequest(t *testing.T) {
 		t.Fatalf("who: %+v, %v", before, err)
 	}
 	if shims, err := control.ResyncAll(ctx, ns, 0, "w2", control.ResyncRequest{ID: "x"}); err != nil || len(shims) != 0 {
-		t.Fatalf("asked of another instance: %v, %v", shims, err)
+		t.Fatalf("request to another instance: %v, %v", shims, err)
 	}
 	first, err := control.Resync(ctx, ns, key, control.ResyncRequest{ID: "a"})
 	if err != nil || first == nil || first.Incarnation <= before.Incarnation {
-		t.Fatalf("resync: %+v, %v; it was %+v", first, err, before)
+		t.Fatalf("resync: %+v, %v; before %+v", first, err, before)
 	}
 	await(1)
 	// until an answer comes in time: the same id does no more
@@ -143,7 +143,7 @@ func TestResyncOnRequest(t *testing.T) {
 	}
 	again, err := all("", "a")
 	if err != nil || len(again) != 1 || again[0].Incarnation != first.Incarnation {
-		t.Fatalf("asked again: %+v, %v; it was %+v", again, err, first)
+		t.Fatalf("repeated request: %+v, %v; before %+v", again, err, first)
 	}
 	second, err := all("w1", "b")
 	if err != nil || len(second) != 1 || second[0].Incarnation <= first.Incarnation {
@@ -178,7 +178,7 @@ func TestResyncOnRequest(t *testing.T) {
 	}
 }
 
-// TestResyncLeavesTheFlightInTheAir lets a flight land after the resync that made what waits behind it needless.
+// TestResyncLeavesTheFlightInTheAir completes a flight after a resync that made the waiting events unnecessary.
 func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	m.Recovered(Published{}, 100)
@@ -217,8 +217,8 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 	}
 }
 
-// TestSecondResyncDoesNotWait: while a resync is under way, who asks for another hears at once that there is none yet,
-// and does not wait behind it.
+// TestSecondResyncDoesNotWait checks that a second request during a resync gets an immediate reply without a new
+// incarnation.
 func TestSecondResyncDoesNotWait(t *testing.T) {
 	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
 	first := make(chan control.Shim, 1)

@@ -1,22 +1,22 @@
-// Package shim carries one engine rank's KV-cache events from its sockets into the log, losing nothing and repeating
-// nothing.
+// Package shim carries the KV-cache events of an engine's rank from the sockets into the log, without losses and
+// without repetitions.
 //
-// [Machine] decides: which engine message comes next, what to do about one that does not, how events are numbered and
-// cut into batches, what is owed to the log. [Run] does the waiting around it: it hears the engine's PUB socket, asks
-// its replay socket, publishes one flight at a time. It keeps no file. After a crash it reads its cursor back from the
-// last message of its own subject, asks the engine for what came since, and goes on.
+// [Machine] makes the decisions: the next engine message, the reaction to any other message, the numbers of events, the
+// batches, and the events to publish. [Run] does the waiting: it reads the engine's PUB socket, sends requests to the
+// replay socket, and publishes a flight at a time. It has no file. After a crash, it reads its cursor from the last
+// message of its own subject, requests the later messages from the engine, and continues.
 //
-// The machine is in one phase at a time: recovering, live, replaying, awaiting a snapshot, or departed.
-// [Machine.Advance] begins what is to be done after a step.
+// The machine is in a single phase at a time: recovering, live, replaying, awaiting a snapshot, or departed. After
+// every step, [Machine.Advance] returns the actions to start.
 //
-// # How it knows that nothing is missing
+// # How it detects missing messages
 //
-// An engine numbers its messages. The next one follows the last one taken, or there is a gap; then the engine's replay
-// socket is asked, beginning with the message that was taken last: if it comes back unchanged (the cursor holds its
-// digest), this is the same run of the engine and what follows fills the gap. If it comes back with another content,
-// or the engine's newest number is smaller, the engine has begun anew: a new incarnation. If the engine's buffer has
-// moved on, nobody knows what was missed, and whatever the rank was known to hold is cleared, with the reason. The same
-// question is asked after each new connection, so that a restart shows even where numbers happen to fit.
+// An engine numbers its messages. A message that does not follow the last message is a gap. The shim then requests a
+// replay from the last message on. If the replay returns the last message unchanged (the cursor has the digest), the
+// engine process is the same, and the following messages fill the gap. If the content differs, or the engine's newest
+// number is smaller, the engine has restarted, and a new incarnation begins. If the engine's buffer has moved on, the
+// missed messages are unknown, and the rank is cleared with the reason. The shim sends the same request after every new
+// connection, to detect a restart with matching numbers.
 //
 //	             Live              Replayed, ReplayEnded, ReplayFailed
 //	engine PUB ───────▶ Machine ◀──────────────────────────────────── engine replay ROUTER
@@ -25,32 +25,32 @@
 //	                    ▼     │
 //	                  the log (JetStream, acknowledged)
 //
-// DESIGN.md beside this file says what follows where the replay socket does not reach back, is dead or is not there;
-// how a shim learns what one before it knew; and how it tells an engine that has died from one that hangs.
+// DESIGN.md in this folder describes engines with a short, dead or missing replay buffer, the transfer of a previous
+// shim's state, and the distinction of a dead engine from a hanging engine.
 //
 // # The control server
 //
-// A shim answers on NATS who it is ([ControlServer]), so that a second one for its rank is refused before it does harm
-// ([Claim]); where both began at the same moment, or could not hear each other, the log lets one of them publish. It
-// also begins a new incarnation when it is asked to ([Machine.Resync]): an indexer does that when the log has lost what
-// it said.
+// A shim answers requests for its identity on NATS ([ControlServer]), so a second shim of the rank is refused early
+// ([Claim]). If both start at the same moment, or cannot reach each other, the log permits only one of them to publish.
+// The control server also begins a new incarnation on request ([Machine.Resync]): an indexer sends the request when the
+// log has lost events.
 //
-// [Report] holds a rank's lease and writes into it how the shim is doing.
+// [Report] holds a rank's lease and writes the state of the shim into it.
 //
 // # A store's events
 //
-// [Relay] is another shim: for what a Mooncake master publishes of a store that workers share. That goes to indexers as
-// it comes, unacknowledged and outside of the log, for there is nothing that could say it again; numbers show what is
-// lost.
+// [Relay] is another shim, for the events of a Mooncake master about a shared store. The events go to the indexers
+// without the log and without acknowledgements, because no source can repeat them. The sequence numbers reveal losses.
 //
-// # What bounds it
+// # Limits
 //
-// The queue towards the log is bounded in bytes ([Limits]). While it is full the engine's socket is not read: TCP and
-// then the engine's own high-water mark hold things back, and what the engine drops there shows as a gap, which its
-// replay buffer fills when the log is back.
+// The queue for the log is limited in bytes ([Limits]). While the queue is full, the shim does not read the engine's
+// socket. Then TCP and the engine's high-water mark hold messages back. Messages dropped by the engine are a gap, and
+// the replay buffer fills the gap when the log accepts events again.
 //
-// A message may decode to 40 times its size, so the machine decodes it in parts (work.go), the next one when less than
-// Limits.PartBytes wait. Live messages wait in the socket's inbox, which is bounded in bytes too. Together a message
-// takes less than four times its size. A shim that dies in the middle goes on there: each batch has the cursor of the
-// message before, and how many events of the next one are published (events.Cursor.Partial).
+// A message may decode to 40 times its size, so the machine decodes a message in parts (work.go). It decodes the next
+// part when less than Limits.PartBytes wait. Live messages wait in the socket's inbox, which is limited in bytes too.
+// In total, a message takes less than four times its size. After a crash in the middle of a message, the next shim
+// continues there: a batch has the cursor of the message before, and the number of published events of the next message
+// (events.Cursor.Partial).
 package shim

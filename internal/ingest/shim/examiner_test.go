@@ -10,8 +10,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// TestExaminerReportsBlockSizes: Unusable is called at the end of a message, once when blocks of another size begin and
-// once when they end.
+// TestExaminerReportsBlockSizes checks that Unusable is called at the end of a message: once at the first block of
+// another size, and once at the end of such blocks.
 func TestExaminerReportsBlockSizes(t *testing.T) {
 	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
 	if err != nil {
@@ -74,7 +74,7 @@ func (x *Examiner) read(t *testing.T, payload []byte) (parts int) {
 	return parts
 }
 
-// blocksOf is a message that stores a block of each size, in a group of its own; of size 0 it is removed.
+// blocksOf returns a message that stores a block of every size in a separate group. Size 0 removes the block.
 func blocksOf(t *testing.T, sizes []int) []byte {
 	t.Helper()
 	var list []any

@@ -2,16 +2,16 @@ package shim
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// diesWithTheProcess are the tiers that an engine's process takes along. vLLM and SGLang keep host copies in memory of
-// their own: pinned tensors, or a mapping which the processes of one engine share and whose file is unlinked at once.
-// In neither does a new process look for what an earlier one left there. Disks and stores beyond the host outlive it.
+// diesWithTheProcess are the tiers that end with an engine's process. vLLM and SGLang keep host copies in process
+// memory: pinned tensors, or a mapping shared by the processes of an engine with a file that is unlinked at once. A new
+// process never finds such copies. Disks and stores beyond the host survive.
 var diesWithTheProcess = [...]events.Tier{events.Device, events.Host}
 
-// Gone tells that the engine's process has ended, and with it what it had in device and host memory: the log is told
-// so, in the current incarnation, since what the rank has on disks and in stores beyond its host is still there. These
-// events have no cursor: a shim that starts again meanwhile begins from nothing. The next Connected begins a new
-// incarnation with all that the engine's replay buffer has: everything, if it is a new process, and also if it is the
-// one that was taken to be gone and its buffer reaches back to its first message.
+// Gone reports that the engine's process has ended, with its device and host memory. The machine publishes clears of
+// these tiers in the current incarnation, because the rank's blocks on disks and in stores remain. The events have no
+// cursor, so a shim that restarts in between begins without a cursor. The next Connected begins a new incarnation with
+// the engine's whole replay buffer. The buffer is complete for a new process, and for the same process if it reaches
+// back to the first message.
 func (m *Machine) Gone() {
 	switch m.phase.(type) {
 	case recovering, departed:
@@ -35,13 +35,13 @@ func (m *Machine) Gone() {
 	m.fallBehind()
 }
 
-// spoken reports whether there is more in the incarnation than the clear that it begins with.
+// spoken reports whether the incarnation has events after the first clear.
 func (m *Machine) spoken() bool { return m.nextID > 2 }
 
-// Asleep tells that the engine sleeps, and has not sent a message of this session since before it was asked. An engine
-// discards its cache when it falls asleep, and announces that only after it has woken up. So what the rank holds is
-// cleared, once for what was taken since the last clear: messages of before may come late. What the engine stores after
-// it has woken up follows the clear.
+// Asleep reports that the engine sleeps and has sent no message of this session since the request. An engine discards
+// its cache when it falls asleep, and announces the clear only after it wakes up. So the machine clears the rank, once
+// for the messages since the last clear, because earlier messages may arrive late. Blocks stored after the wake-up
+// follow the clear.
 func (m *Machine) Asleep() {
 	at := Reached{Incarnation: m.incarnation, LastID: m.nextID}
 	if _, ok := m.phase.(live); !ok || m.Busy() || !m.spoken() || at == m.slept {

@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
-// fly publishes all that waits, and returns what the log is told.
+// fly publishes all waiting events and returns the batches.
 func fly(t *testing.T, m *Machine) (told []events.Batch) {
 	t.Helper()
 	for {
@@ -40,9 +40,9 @@ func fly(t *testing.T, m *Machine) (told []events.Batch) {
 	}
 }
 
-// TestGone: what is told of an engine that is gone is that its device and host memory are empty, in the same
-// incarnation, so that what it has on disks stays. Nothing is asked of it. Whoever connects next begins an incarnation,
-// and is asked for all, whether it is the same or not.
+// TestGone checks that a gone engine's device and host memory are cleared in the same incarnation, so that blocks on
+// disks stay. The machine sends no requests to the engine. The next connection begins an incarnation with a full
+// replay, for the same or another engine.
 func TestGone(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	m.Recovered(Published{}, 100)
@@ -67,22 +67,22 @@ func TestGone(t *testing.T) {
 	m.Verify()
 	m.RetryReplay()
 	if _, ok := wantsReplay(m); ok {
-		t.Error("an engine that is gone is asked")
+		t.Error("a request to a gone engine")
 	}
 
-	// A shim that starts again meanwhile begins from nothing.
+	// A shim that restarts in between begins without a cursor.
 	next := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	next.Recovered(m.Acked(), 200)
 	next.Gone()
 	if told := fly(t, next); len(told) != 1 || told[0].Incarnation != 200 || len(told[0].Events) != 1 ||
 		told[0].Events[0].Tier != events.AllTiers {
-		t.Fatalf("the next shim told %+v", told)
+		t.Fatalf("the next shim published %+v", told)
 	}
 
-	// It was only the network: the same engine says all of it again.
+	// After a network failure, the same engine repeats all messages.
 	m.Connected()
 	if from, ok := wantsReplay(m); !ok || from != 0 {
-		t.Fatalf("asked from %d, %v", from, ok)
+		t.Fatalf("replay from %d, %v", from, ok)
 	}
 	for seq := range 3 {
 		m.Replayed(Frame{Seq: events.EngineSeq(seq), Payload: fmt.Appendf(nil, "life1 +%d", seq+1)}, 300)
@@ -97,14 +97,14 @@ func TestGone(t *testing.T) {
 		t.Errorf("counted %+v", c)
 	}
 
-	// One that says nothing before it is gone makes no new incarnation when it is back.
+	// A silent engine that returns begins no new incarnation.
 	next.Connected()
 	if told := fly(t, next); len(told) != 0 || next.Incarnation() != 200 {
-		t.Errorf("told %+v in incarnation %d", told, next.Incarnation())
+		t.Errorf("published %+v in incarnation %d", told, next.Incarnation())
 	}
 }
 
-// memory is the log of one rank, and what it says that the rank holds. It may be read while a shim writes.
+// memory is the log of a rank with the held blocks. It is safe for concurrent reads during a write.
 type memory struct {
 	mu   sync.Mutex
 	last Published
@@ -158,7 +158,7 @@ func (l *memory) Publish(_ context.Context, msgs [][]byte) (events.StreamSeq, er
 	return l.last.Seq, nil
 }
 
-// await waits until the rank holds these blocks and no others.
+// await waits until the rank holds exactly the given blocks.
 func (l *memory) await(ctx context.Context, want []events.BlockHash) error {
 	slices.Sort(want)
 	for {
@@ -171,14 +171,14 @@ func (l *memory) await(ctx context.Context, want []events.BlockHash) error {
 		select {
 		case <-news:
 		case <-ctx.Done():
-			return fmt.Errorf("the log says %d blocks, want %d: %w", len(held), len(want), ctx.Err())
+			return fmt.Errorf("the log has %d blocks, want %d: %w", len(held), len(want), ctx.Err())
 		}
 	}
 }
 
-// TestEnginesDieAndComeBack kills engines, starts them again after a while, and looks at how long the log is wrong:
-// until it says that the dead one holds nothing, and, from when the new one can be heard, until it says what that one
-// holds. The measured times are logged; what must be is that all of it is right in the end, and that standing is told.
+// TestEnginesDieAndComeBack kills and restarts engines, and measures the time for which the log is wrong: until the
+// clear of a dead engine, and from the first connection to a new engine until its blocks are in the log. The test logs
+// the times. At the end the log must be right, and the state must be reported.
 func TestEnginesDieAndComeBack(t *testing.T) {
 	const engines, restarts = 5, 4
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -234,7 +234,7 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 				}
 			}
 			serve := func() {
-				if i == 0 { // without a replay socket what is said before is lost
+				if i == 0 { // without a replay socket, earlier messages are lost
 					if err := engine.WaitSubscribers(ctx, 1); err != nil {
 						t.Errorf("engine %d: %v", i, err)
 					}
@@ -257,7 +257,7 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 				engine.Crash()
 				gone := hold("dead")
 				await(api.EngineGone)
-				// it comes back at any moment of the shim's pauses
+				// the restart happens at a random moment of the shim's pauses
 				time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
 				if err := engine.Restart(); err != nil {
 					t.Errorf("engine %d: %v", i, err)
@@ -280,8 +280,8 @@ func TestEnginesDieAndComeBack(t *testing.T) {
 	t.Logf("%d restarts: cleared after %v, caught up after %v", len(caught), cleared, caught)
 }
 
-// TestReplaySocketThatComesLate connects a shim to an engine whose replay socket refuses until the shim has given it
-// up. When somebody listens there it is asked at once, from where it was refused.
+// TestReplaySocketThatComesLate connects a shim to an engine with a refusing replay socket, until the shim gives up.
+// When the socket listens, the shim sends the refused request at once.
 func TestReplaySocketThatComesLate(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
@@ -337,5 +337,5 @@ func TestReplaySocketThatComesLate(t *testing.T) {
 	if err != nil || len(question) != 2 || len(question[1]) != 8 {
 		t.Fatalf("asked %q, %v", question, err)
 	}
-	t.Logf("asked %v after it began to listen", time.Since(begun))
+	t.Logf("request %v after the start of the socket", time.Since(begun))
 }

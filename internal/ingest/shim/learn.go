@@ -11,50 +11,50 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// When a replay has brought a machine from its predecessor's cursor up to date, a second conversation with the replay
-// socket reads the messages up to the cursor. That socket sends all from a message on, and drops what its queue does
-// not take; so the conversation ends at the cursor, and where a message is missing a new one begins there. The decoder
-// that has read them reads the record of later messages too, and the machine goes on with what it remembers.
+// After a replay has brought a machine up to date from its predecessor's cursor, a second conversation with the replay
+// socket reads the messages up to the cursor. The socket sends all messages from a number on, and drops messages when
+// its queue is full. So the conversation ends at the cursor, and a new conversation begins at a missing message. The
+// decoder of this conversation also reads the recorded later messages, and the machine then uses the decoder's state.
 
-// learning is what a machine needs for that. Its methods may be called on nil: then there is nothing to learn.
+// learning is the state of this process. Its methods accept nil, which means that nothing is left to learn.
 type learning struct {
 	learner Learner
 	cursor  events.Cursor // the last message to learn from
-	ready   bool          // a replay has shown that the engine is the one that the cursor is of
-	running bool          // the shell learns
+	ready   bool          // a replay has shown that the cursor belongs to the engine
+	running bool          // the shell is learning
 	starts  int
-	record  []recorded // what was taken since the cursor
-	spare   int        // bytes that the record may still take
+	record  []recorded // messages since the cursor
+	spare   int        // remaining bytes for the record
 }
 
-// recorded is an engine message that was taken, and what was published of it.
+// recorded is a processed engine message with the published events.
 type recorded struct {
 	payload   []byte
-	skip      int            // how many of its events a shim before this one has published
+	skip      int            // number of events that an earlier shim has published
 	published []events.Event // copies
 }
 
-// learningStarts is how often learning begins: each replay that becomes due interrupts it.
+// learningStarts is the maximum number of starts of learning, because every due replay interrupts it.
 const learningStarts = 5
 
-// pending reports whether there is more to learn, soon or now.
+// pending reports whether learning is due or running.
 func (l *learning) pending() bool { return l != nil && l.ready }
 
-// verified tells that the engine is the one that the cursor is of.
+// verified records that the cursor belongs to the engine.
 func (l *learning) verified() {
 	if l != nil {
 		l.ready = true
 	}
 }
 
-// interrupt tells that a replay has become due, which goes first.
+// interrupt stops learning for a due replay, which has priority.
 func (l *learning) interrupt() {
 	if l != nil {
 		l.ready, l.running = false, false
 	}
 }
 
-// record keeps a message that was taken, for as long as its hashes may have to be corrected.
+// record keeps a processed message while its hashes may need a correction.
 func (m *Machine) record(payload []byte) {
 	if l := m.learning; l != nil {
 		l.record = append(l.record, recorded{payload: payload})
@@ -62,7 +62,7 @@ func (m *Machine) record(payload []byte) {
 	}
 }
 
-// recordEvent keeps an event of the message that was recorded last.
+// recordEvent keeps an event of the last recorded message.
 func (m *Machine) recordEvent(e *events.Event, published bool) {
 	l := m.learning
 	if l == nil {
@@ -76,14 +76,14 @@ func (m *Machine) recordEvent(e *events.Event, published bool) {
 	m.spend(e.EncodedSize() + entrySize)
 }
 
-// spend takes bytes for the record. Learning ends when there are none left.
+// spend uses bytes of the record. Learning ends when no bytes are left.
 func (m *Machine) spend(bytes int) {
 	if m.learning.spare -= bytes; m.learning.spare < 0 {
 		m.learning = nil
 	}
 }
 
-// dueLearning returns, once each time it is due, the cursor up to which messages are to be learned from.
+// dueLearning returns the cursor of a due learning, once every time.
 func (m *Machine) dueLearning() events.Cursor {
 	l := m.learning
 	if l == nil || !l.ready || l.running {
@@ -97,7 +97,7 @@ func (m *Machine) dueLearning() events.Cursor {
 	return l.cursor
 }
 
-// Learned takes what could be had of the messages up to the cursor. nil says that it is of no use.
+// Learned receives the result of learning. nil means that the result is not usable.
 func (m *Machine) Learned(k *knowledge) {
 	m.complete()
 	l := m.learning
@@ -110,7 +110,7 @@ func (m *Machine) Learned(k *knowledge) {
 	}
 	corrections := l.corrections(k)
 	for i := range corrections {
-		cursor := events.Cursor{} // a shim that finds a part of them in the log begins from nothing
+		cursor := events.Cursor{} // a shim that finds a part of the corrections in the log begins without a cursor
 		if i == len(corrections)-1 {
 			cursor = m.taken
 		}
@@ -123,24 +123,24 @@ func (m *Machine) Learned(k *knowledge) {
 	l.learner.Adopt(k.decoder)
 }
 
-// corrections has a decoder read the record, and lists the events that put right what it hashes otherwise.
+// corrections decodes the record with a new decoder, and returns events that correct different hashes.
 //
-// The index keeps a name at one place at a time, and counts its copies: a name that has copies at another place is not
-// stored, nor is the rest of its event. So what the index made of the record is worked out, beside what it ought to
-// have made of it. Copies at a wrong place are removed before any is stored again. Copies that are missing then are
-// announced without hashes, which adds them where the name is.
+// The index keeps a name at a single place at a time, and counts its copies. A name with copies at another place is not
+// stored, and the rest of its event is not stored either. So corrections computes the index's actual state of the
+// record beside the intended state. Copies at a wrong place are removed before any copy is stored again. Missing copies
+// are then announced without hashes, which adds them at the name's place.
 func (l *learning) corrections(k *knowledge) []events.Event {
 	type understood struct {
 		event events.Event
-		wrong bool // it was published with other hashes
+		wrong bool // published with other hashes
 	}
 	wrong := map[events.BlockHash]bool{}
 	var record []understood
 	for _, r := range l.record {
 		var read []events.Event
 		if r.payload != nil {
-			_ = eachEvent(k.decoder, r.payload, func(e *events.Event) { // an error was counted when it was taken
-				if len(read) <= r.skip+len(r.published) { // else they differ
+			_ = eachEvent(k.decoder, r.payload, func(e *events.Event) { // the error was counted before
+				if len(read) <= r.skip+len(r.published) { // otherwise the events differ
 					read = append(read, cloned(e))
 				}
 			})
@@ -192,7 +192,7 @@ func (l *learning) corrections(k *knowledge) []events.Event {
 		changes(events.Stored, missing), changes(events.Removed, surplus))
 }
 
-// otherwise reports whether blocks that were stored as published belong at another place, as read says.
+// otherwise reports whether published blocks belong at another place by read.
 func otherwise(published, read *events.Event, wrong map[events.BlockHash]bool) bool {
 	if !published.Places() || !published.Attention.Main() {
 		return false
@@ -207,18 +207,18 @@ func cloned(e *events.Event) events.Event {
 	return c
 }
 
-// copyOf names the copies of a block that the index tells apart.
+// copyOf identifies the copies of a block that the index distinguishes.
 type copyOf struct {
 	name  events.BlockHash
 	tier  events.Tier
 	group events.GroupIndex
 }
 
-// copies counts copies of blocks for main groups: the others have no places.
+// copies counts copies of blocks for main groups, because other groups have no places.
 type copies struct {
 	count map[copyOf]int
 	total map[events.BlockHash]int
-	side  map[events.GroupIndex]bool // groups that are no part of the prefix
+	side  map[events.GroupIndex]bool // groups outside of the prefix
 	only  map[events.BlockHash]bool  // nil: all names are counted
 }
 
@@ -247,7 +247,7 @@ func (h *copies) add(c copyOf, n int) {
 	}
 }
 
-// apply counts what an event stores and removes.
+// apply counts the stores and removals of an event.
 func (h *copies) apply(e *events.Event) {
 	n := 1
 	switch e.Kind {
@@ -273,7 +273,7 @@ func (h *copies) apply(e *events.Event) {
 	}
 }
 
-// changes lists events that store or remove so many copies of each, if that is a positive number.
+// changes lists events that store or remove the positive numbers of copies.
 func changes(kind events.Kind, copies map[copyOf]int) (list []events.Event) {
 	order := slices.SortedFunc(maps.Keys(copies), func(a, b copyOf) int {
 		return cmp.Or(cmp.Compare(a.tier, b.tier), cmp.Compare(a.group, b.group), cmp.Compare(a.name, b.name))
@@ -288,21 +288,21 @@ func changes(kind events.Kind, copies map[copyOf]int) (list []events.Event) {
 	return list
 }
 
-// knowledge is what can be had of the messages up to a cursor.
+// knowledge is the result of reading the messages up to a cursor.
 type knowledge struct {
-	decoder *events.Decoder // has read them
-	held    copies          // what the engine held at the cursor, as far as its replay buffer says
+	decoder *events.Decoder // after reading the messages
+	held    copies          // blocks held by the engine at the cursor, as far as the replay buffer shows
 }
 
-// maxLearned bounds the blocks that are counted while learning, in 100 MB of memory. An engine that holds more is not
-// learned from.
+// maxLearned is the maximum number of blocks during learning, in 100 MB of memory. Learning does not support engines
+// with more blocks.
 const maxLearned = 1 << 20
 
 // errHoldsMore: the engine holds more than maxLearned blocks.
 var errHoldsMore = errors.New("the engine holds too many blocks to learn from")
 
-// lessonTries is how often a message that a replay left out is asked for; lessonPatience is how many times as long as
-// for one answer may be waited for all of them.
+// lessonTries is the number of requests for a message that replays omit. lessonPatience limits the wait for all
+// replies, as a multiple of the timeout for a single reply.
 const (
 	lessonTries    = 3
 	lessonPatience = 5
@@ -329,7 +329,8 @@ func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
 		defer l.cancel()
 		ctx, cancel := context.WithTimeout(ctx, lessonPatience*r.cfg.ReplayTimeout)
 		defer cancel()
-		k := &knowledge{decoder: r.cfg.Decoder.(Learner).Blank(), held: newCopies()} // the machine asks only then
+		// the machine learns only with such a decoder
+		k := &knowledge{decoder: r.cfg.Decoder.(Learner).Blank(), held: newCopies()}
 		err := k.learn(to, func(from events.EngineSeq, give func(Frame) bool) error {
 			return askReplay(ctx, r.cfg, from, give)
 		})
@@ -340,18 +341,19 @@ func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
 	}()
 }
 
-// errOtherEngine: the message at the cursor is not the one that was taken.
+// errOtherEngine reports a different message at the cursor.
 var errOtherEngine = errors.New("another engine answers")
 
-// errLearned ends a replay that has come to the cursor.
+// errLearned ends a replay at the cursor.
 var errLearned = errors.New("the cursor is reached")
 
-// learn has the decoder read an engine's messages up to one of them. replay asks for all from a message on, and
-// gives them until that wants no more. A ROUTER socket drops what its queue does not take, so what is missing is asked
-// for again: each answer brings the messages that follow those before. What never comes is passed over. After an error
-// the decoder has read a part, which is better than nothing, unless it is errOtherEngine or errHoldsMore.
+// learn decodes an engine's messages up to the message to. replay requests all messages from a number on, and passes
+// them on until the function returns false. A ROUTER socket drops messages when its queue is full, so learn requests
+// missing messages again: every reply has the messages after the messages before. Permanently missing messages are
+// skipped. After an error the decoder has read a part, which is usable unless the error is errOtherEngine or
+// errHoldsMore.
 func (k *knowledge) learn(to events.Cursor, replay func(events.EngineSeq, func(Frame) bool) error) error {
-	next, known := events.EngineSeq(0), false // the message that is to come; not known: the oldest that the engine has
+	next, known := events.EngineSeq(0), false // the next expected message; not known: the oldest message of the engine
 	for tries := 0; ; tries++ {
 		var end error
 		err := replay(next, func(f Frame) bool {
@@ -367,7 +369,7 @@ func (k *knowledge) learn(to events.Cursor, replay func(events.EngineSeq, func(F
 				end = errOtherEngine
 				return false
 			}
-			_ = eachEvent(k.decoder, f.Payload, func(e *events.Event) { // an error was counted when it was taken
+			_ = eachEvent(k.decoder, f.Payload, func(e *events.Event) { // the error was counted before
 				if len(k.held.count) <= maxLearned {
 					k.held.apply(e)
 				}

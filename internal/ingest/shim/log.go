@@ -13,11 +13,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// largestMessage is what one message of the log may take at the most: Limits.MessageBytes, and what surrounds it. NATS
-// servers take 1 MiB unless told otherwise, and snapshots need as much.
+// largestMessage is the maximum size of a message in the log: Limits.MessageBytes with the overhead. The default limit
+// of NATS servers is 1 MiB, and snapshots need the same size.
 const largestMessage = 900 << 10
 
-// StreamLog is the Log of one rank in a namespace's partition stream.
+// StreamLog is the Log of a rank in the partition stream of a namespace.
 type StreamLog struct {
 	ns  *jetstream.Namespace
 	key events.RankKey
@@ -25,21 +25,20 @@ type StreamLog struct {
 	pub *jetstream.Publisher
 }
 
-// NewStreamLog returns the log of a rank. failed, if not nil, is told of attempts that will be made again; then Publish
-// waits for a server that refuses to write, too.
+// NewStreamLog returns the log of a rank. If failed is not nil, failed is called before retries, and Publish also waits
+// for a server that refuses writes.
 func NewStreamLog(ns *jetstream.Namespace, key events.RankKey, failed func(error)) *StreamLog {
 	return &StreamLog{ns: ns, key: key, o: jetstream.PublisherOptions{Retry: failed, Persist: failed != nil}}
 }
 
-// OnCrowded has f called when the NATS server refuses batches; see [jetstream.PublisherOptions]. It is to be called
-// before Last. It returns l.
+// OnCrowded sets the callback for refused batches; see [jetstream.PublisherOptions]. Call it before Last. It returns l.
 func (l *StreamLog) OnCrowded(f func(error)) *StreamLog {
 	l.o.Crowded = f
 	return l
 }
 
-// Last reads the last message of the rank's subject. If the log was trimmed past it, the snapshot that allowed the
-// trimming knows as much, and a node reads it for us ([ServeRecall]).
+// Last reads the last message of the rank's subject. If the log was trimmed beyond the message, the snapshot behind the
+// trim has the same state, and a node reads the snapshot ([ServeRecall]).
 func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	pub, err := l.ns.OpenPublisher(ctx, l.key, l.o)
 	if err != nil {
@@ -47,7 +46,7 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	}
 	if pub.MaxMessage() < largestMessage {
 		return Published{},
-			fmt.Errorf("%w: the NATS server takes messages of %d bytes only; kvatlas needs max_payload of at least %d",
+			fmt.Errorf("%w: the NATS server accepts messages of only %d bytes; kvatlas needs max_payload of at least %d",
 				ErrUnusable, pub.MaxMessage(), largestMessage)
 	}
 	l.pub = pub
@@ -55,7 +54,7 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	if !found {
 		return l.recall(ctx, pub.Partition())
 	}
-	var b events.Batch // whole, as nodes read it
+	var b events.Batch // the whole batch, as nodes decode it
 	if err := events.DecodeBatch(last.Data, &b); err != nil {
 		return l.unreadable(ctx, pub, fmt.Errorf("message %d on %s: %w", last.Seq, pub.Subject(), err)), nil
 	}
@@ -65,8 +64,8 @@ func (l *StreamLog) Last(ctx context.Context) (Published, error) {
 	}, nil
 }
 
-// unreadable is what the log holds of a rank whose last message cannot be read. A snapshot may have an incarnation that
-// is later than the clock; if none can be read, the clock alone numbers the next incarnation.
+// unreadable returns the state of a rank with an unreadable last message. A snapshot may have an incarnation later than
+// the clock. Without a readable snapshot, the clock determines the next incarnation.
 func (l *StreamLog) unreadable(ctx context.Context, pub *jetstream.Publisher, why error) Published {
 	p, err := l.recall(ctx, pub.Partition())
 	if err != nil {
@@ -77,11 +76,10 @@ func (l *StreamLog) unreadable(ctx context.Context, pub *jetstream.Publisher, wh
 	return p
 }
 
-// lastInSnapshot finds the rank in its partition's snapshot. It counts only if the log goes on where the snapshot ends:
-// else what the rank said after it may have been in the log and is gone, with the ids that it used. A message that the
-// log still has where the snapshot ends must be the one that the snapshot has seen, by its time: a log that was rolled
-// back grows again with others. A snapshot that cannot be relied on is as good as none: a new incarnation begins, and
-// what was known is cleared.
+// lastInSnapshot finds the rank in the partition's snapshot. The snapshot counts only if the log continues at the
+// snapshot's end. Otherwise later messages of the rank may be lost, with their event ids. A message at the snapshot's
+// end must be the message in the snapshot, by its time, because a rolled-back log grows again with other messages. An
+// unreliable snapshot counts as missing: a new incarnation begins, and the rank is cleared.
 func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Published, error) {
 	bucket, err := l.ns.OpenSnapshots(ctx)
 	if errors.Is(err, jetstream.ErrNotFound) {
@@ -103,11 +101,11 @@ func (l *StreamLog) lastInSnapshot(ctx context.Context, p events.Partition) (Pub
 		if ok || err != nil {
 			return found, err
 		}
-		before = entry.Revision // a later snapshot may have removed what this one needs: then there is another manifest
+		before = entry.Revision // a later snapshot may have removed parts of this snapshot: then another manifest exists
 	}
 }
 
-// findRank looks for the rank in one snapshot, and reports false if that cannot be relied on. An error is NATS's.
+// findRank looks for the rank in a snapshot. ok is false for an unreliable snapshot. The error is an error of NATS.
 func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *jetstream.Bucket,
 	text []byte) (found Published, ok bool, err error) {
 	info, err := l.ns.StreamInfo(ctx, p)
@@ -128,11 +126,11 @@ func (l *StreamLog) findRank(ctx context.Context, p events.Partition, bucket *je
 		if err == nil && took != events.Millis(at.SeqTime) {
 			return Published{}, false, nil
 		}
-		if err != nil && !errors.Is(err, jetstream.ErrNotFound) { // it may have been trimmed since
+		if err != nil && !errors.Is(err, jetstream.ErrNotFound) { // the message may have been trimmed since
 			return Published{}, false, err
 		}
 	}
-	var failed error // of NATS, not of what was read
+	var failed error // of NATS, not of the content
 	rank, known, err := snapshot.FindRank(usable[0], l.key, func(key string) ([]byte, error) {
 		data, err := bucket.Get(ctx, key)
 		if errors.Is(err, jetstream.ErrNotFound) {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// logWorld is a namespace of one partition on a server of its own, and the log of one rank in it.
+// logWorld is a namespace with a single partition on a separate server, with the log of a rank.
 type logWorld struct {
 	*testing.T
 	ctx    context.Context
@@ -44,7 +44,7 @@ func (w *logWorld) info() jetstream.StreamInfo {
 	return info
 }
 
-// publish publishes n batches of one event each.
+// publish publishes n batches of a single event.
 func (w *logWorld) publish(n int) {
 	w.Helper()
 	for range n {
@@ -63,7 +63,7 @@ func (w *logWorld) publish(n int) {
 	}
 }
 
-// snapshot stores a snapshot that knows all that was published, the last of it at a time that no message has.
+// snapshot stores a snapshot of all published events. The time of the last event matches no message.
 func (w *logWorld) snapshot(epoch time.Time) { w.snapshotAt(epoch, 1) }
 
 func (w *logWorld) snapshotAt(epoch time.Time, seqTime events.Millis) {
@@ -106,9 +106,9 @@ func (w *logWorld) last() Published {
 	return p
 }
 
-// TestSnapshotThatTheLogFollowsHasTheCursor trims the log past the rank's last message. What the snapshot says counts
-// while the log goes on where it ends, and not when messages between them may be missing, or when it is of another log:
-// ids would be used twice, or what only the engine still knows would not be asked for.
+// TestSnapshotThatTheLogFollowsHasTheCursor trims the log beyond the rank's last message. The snapshot counts while the
+// log continues at the snapshot's end. It does not count if messages in between may be missing, or if the snapshot
+// belongs to another log: otherwise ids would be reused, or missing messages would not be requested from the engine.
 func TestSnapshotThatTheLogFollowsHasTheCursor(t *testing.T) {
 	w := newLogWorld(t)
 	if p := w.last(); p.Found {
@@ -126,7 +126,7 @@ func TestSnapshotThatTheLogFollowsHasTheCursor(t *testing.T) {
 	}
 	purge()
 	if p := w.last(); !p.Found || p.LastID != 3 || p.Incarnation != 5 || p.Cursor.Seq != 3 || p.Seq != 3 {
-		t.Fatalf("the snapshot has the cursor, and the log says %+v", p)
+		t.Fatalf("the snapshot has the cursor, but Last returns %+v", p)
 	}
 	w.snapshot(epoch.Add(-time.Hour))
 	if p := w.last(); p.Found {
@@ -135,17 +135,17 @@ func TestSnapshotThatTheLogFollowsHasTheCursor(t *testing.T) {
 	w.snapshot(epoch)
 	w.publish(2)
 	if p := w.last(); !p.Found || p.LastID != 5 {
-		t.Fatalf("the log has the last message itself, and says %+v", p)
+		t.Fatalf("the log has the last message, but Last returns %+v", p)
 	}
 	purge() // past the snapshot
 	if p := w.last(); p.Found {
-		t.Fatalf("of a snapshot that the log does not follow: %+v", p)
+		t.Fatalf("for a snapshot before a gap: %+v", p)
 	}
 }
 
-// TestSnapshotOfAnotherHistory has another rank's message where the snapshot ends. If it is not the one that the
-// snapshot has seen, the log was rolled back and has grown again, and what this rank said in between is gone: its
-// cursor must not be believed.
+// TestSnapshotOfAnotherHistory has another rank's message at the snapshot's end. If the message differs from the
+// message in the snapshot, the log was rolled back and has grown again. Then later messages of the rank are lost, and
+// the cursor must not be used.
 func TestSnapshotOfAnotherHistory(t *testing.T) {
 	w := newLogWorld(t)
 	w.last()
@@ -168,20 +168,21 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 	}
 	w.snapshotAt(epoch, took)
 	if p := w.last(); !p.Found || p.LastID != 2 {
-		t.Fatalf("the snapshot is of this log, which says %+v", p)
+		t.Fatalf("the snapshot belongs to the log, but Last returns %+v", p)
 	}
 	w.snapshotAt(epoch, took-1)
 	if p := w.last(); p.Found {
 		t.Fatalf("of a snapshot of another history: %+v", p)
 	}
-	w.snapshotAt(epoch, 0) // it does not know the time
+	w.snapshotAt(epoch, 0) // the time is unknown
 	if p := w.last(); !p.Found {
 		t.Fatalf("of a snapshot without a time: %+v", p)
 	}
 }
 
-// TestCloseUnreadable: a rank whose last message cannot be read can be closed, by an operator and by its lease's end.
-// The batch that closes it begins a later incarnation than a snapshot knows, and is the clock's otherwise.
+// TestCloseUnreadable checks that a rank with an unreadable last message can be closed, by an operator and by the
+// expiry of its lease. The closing batch begins an incarnation later than the snapshot's, or the clock's incarnation
+// without a snapshot.
 func TestCloseUnreadable(t *testing.T) {
 	w := newLogWorld(t)
 	if _, err := w.log.Last(w.ctx); err != nil {
@@ -224,7 +225,7 @@ func TestCloseUnreadable(t *testing.T) {
 	}
 }
 
-// TestNextIncarnation: it follows the last one, and is not before now.
+// TestNextIncarnation checks that the next incarnation is after the last incarnation, and not before now.
 func TestNextIncarnation(t *testing.T) {
 	for _, c := range []struct{ last, now, want int64 }{{0, 0, 1}, {0, 100, 100}, {100, 50, 101}, {5, 6, 6}} {
 		p := Published{Reached: Reached{Incarnation: events.Incarnation(c.last)}}

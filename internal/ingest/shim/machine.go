@@ -6,38 +6,36 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Limits bound what a machine keeps and how it cuts what it publishes.
+// Limits configures the limits of a machine's memory and batches.
 type Limits struct {
-	// QueueBytes is how much memory may wait to be published; the shell stops reading from the engine above it, so that
-	// the engine's own replay buffer holds the rest. Default 64 MiB.
+	// QueueBytes is the memory of events that wait for publication. Above, the shell stops reading from the engine, so the
+	// engine's replay buffer keeps the rest. Default 64 MiB.
 	QueueBytes int
 
-	// PartBytes is how much may wait to be published while a message of very many events is decoded further. It bounds
-	// the memory of such a message, which may be 40 times its size. Default 4 MiB.
+	// PartBytes is the memory of waiting events at which the decoding of a large message pauses. It limits the memory of a
+	// message, which may decode to 40 times its size. Default 4 MiB.
 	PartBytes int
 
-	// HeldBytes is how much live traffic is kept while a replay runs. What does not fit is asked for again. Default 64
-	// MiB.
+	// HeldBytes is the memory of live messages kept during a replay. Other messages are requested again. Default 64 MiB.
 	HeldBytes int
 
-	// MessageBytes is the size up to which events share one message of the log. One event alone may be larger, by at
-	// most 16 bytes times events.MaxBlocksPerEvent. Large messages cost the log fewer waits for the disk. Default 768
-	// KiB.
+	// MessageBytes is the size up to which events share a message of the log. A single event may be larger, by at most 16
+	// bytes times events.MaxBlocksPerEvent. Large messages cause fewer waits for the disk. Default 768 KiB.
 	MessageBytes int
 
-	// FlightMessages is how many messages one flush may carry: an atomic batch takes at most 1,000. Default 32.
+	// FlightMessages is the maximum number of messages in a flush: an atomic batch has at most 1,000. Default 32.
 	FlightMessages int
 
-	// ReplayTries is how often in a row a replay is asked for that is answered and brings nothing new, before what it
-	// should have brought counts as lost. Default 3.
+	// ReplayTries is the number of consecutive replays without new messages before the missing messages count as lost.
+	// Default 3.
 	ReplayTries int
 
-	// ReplayFailures is how often in a row a replay may fail, with longer and longer pauses between, before what it
-	// should have brought counts as lost. Meanwhile the rank is taken to hold what it held. Default 8.
+	// ReplayFailures is the number of consecutive failed replays, with growing pauses, before the missing messages count
+	// as lost. Until then the rank keeps its blocks. Default 8.
 	ReplayFailures int
 
-	// ReplayPatience is how long after the first failure in a row another one is still not the last, in milliseconds:
-	// live messages wait that long. Default 3,000.
+	// ReplayPatience is the time after the first of consecutive failures for which live messages wait, in milliseconds. An
+	// earlier failure is not the last. Default 3,000.
 	ReplayPatience events.Millis
 }
 
@@ -53,7 +51,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Identity is what a machine writes into every batch.
+// Identity is the fixed part of every batch.
 type Identity struct {
 	Model     string
 	BlockSize uint32 // tokens
@@ -63,7 +61,7 @@ type Identity struct {
 type Reached struct {
 	Incarnation events.Incarnation
 	LastID      events.EventID
-	Cursor      events.Cursor // the engine's message that the last event is of
+	Cursor      events.Cursor // the engine's message of the last event
 }
 
 // compare orders two by the last event.
@@ -71,29 +69,29 @@ func (r Reached) compare(o Reached) int {
 	return cmp.Or(cmp.Compare(r.Incarnation, o.Incarnation), cmp.Compare(r.LastID, o.LastID))
 }
 
-// Published is what the log says a rank's shim has published last.
+// Published is the last published state of a rank in the log.
 type Published struct {
-	Found    bool // false: nothing is in the log, nor in a snapshot of it
+	Found    bool // false: neither the log nor a snapshot has the rank
 	Identity Identity
 	Reached
 	Shutdown bool
 	Seq      events.StreamSeq // where in the log
-	LogFirst events.StreamSeq // the first message that the log has; 0: not known
+	LogFirst events.StreamSeq // the first message in the log; 0: unknown
 
-	// Unreadable is why the last message cannot be read; nil if it can. Identity and Reached are those of a snapshot
-	// then, or zero. A new incarnation must follow.
+	// Unreadable is the error of an unreadable last message, or nil. Identity and Reached then come from a snapshot, or
+	// are zero. A new incarnation must follow.
 	Unreadable error `json:"-"`
 }
 
-// others reports whether the log has blocks of another model, or of another size. A zero Identity is not known.
+// others reports whether the log has blocks of another model or size. A zero Identity is unknown.
 func (p *Published) others(id Identity) bool { return p.Identity != Identity{} && p.Identity != id }
 
-// next is the number of the incarnation that follows p and begins now.
+// next returns the number of an incarnation after p that begins now.
 func (p *Published) next(now events.Millis) events.Incarnation {
 	return max(p.Incarnation+1, events.Incarnation(max(now, 1)))
 }
 
-// Frame is one message of an engine: its number and its payload as sent. The machine keeps the payload.
+// Frame is an engine's message: the number and the payload. The machine keeps the payload.
 type Frame struct {
 	Seq     events.EngineSeq
 	Payload []byte
@@ -101,14 +99,13 @@ type Frame struct {
 	// Read, if not nil, is there instead of a payload: the message was read already.
 	Read *Read
 
-	// Opened says that this is no message: a connection of who feeds has begun, before which something may have been
-	// missed.
+	// Opened marks a new connection of the feed's source. Earlier messages may be missing. Such a Frame is not a message.
 	Opened bool
 
 	received chan struct{} // is closed when a shim has received the frame; see Give
 }
 
-// Read is what an engine's message says, and a digest by which it is known again. The machine keeps neither.
+// Read is a decoded engine message with a digest. The machine keeps neither.
 type Read struct {
 	Events []events.Event
 	Digest uint64
@@ -123,81 +120,80 @@ func (f *Frame) digest() uint64 {
 
 // Decoder turns engine messages into events, in the manner of [events.Decoder].
 type Decoder interface {
-	// Decode decodes one message. What it returns is good until the next call. An error means that the message as a
-	// whole cannot be read.
+	// Decode decodes a message. The result is valid until the next call. An error means that the whole message is
+	// unreadable.
 	Decode(payload []byte) (events.Message, error)
 
-	// Reset forgets what was learned of an engine process.
+	// Reset drops the state of an engine process.
 	Reset()
 }
 
-// PartDecoder is a Decoder that returns the events of a large message in parts, as [events.Decoder] does. Begin takes
-// the place of Decode.
+// PartDecoder is a Decoder that returns the events of a large message in parts, as [events.Decoder] does. Begin
+// replaces Decode.
 type PartDecoder interface {
 	Decoder
 	Begin(payload []byte) (m events.Message, more bool, err error)
 	Continue() (part []events.Event, more bool)
 }
 
-// Learner is a Decoder that remembers what one message leaves to be known of another.
+// Learner is a Decoder with state from earlier messages.
 type Learner interface {
 	Decoder
 
-	// Blank returns a decoder that remembers nothing, or nil if there is nothing to remember.
+	// Blank returns a decoder without state, or nil if no state is necessary.
 	Blank() *events.Decoder
 
-	// Adopt replaces what is remembered with what another decoder remembers.
+	// Adopt replaces the state with another decoder's state.
 	Adopt(*events.Decoder)
 }
 
-// Clearer is a Decoder that remembers which blocks it has said to be stored.
+// Clearer is a Decoder that keeps the reported stored blocks.
 type Clearer interface {
 	Decoder
 
-	// Cleared tells that the log says that nothing is held any more. The engine process is the same: what was learned of
-	// it stays.
+	// Cleared drops the reported blocks after a clear in the log. Other state of the engine process stays.
 	Cleared()
 }
 
-// Counts says what became of what the engine sent. All only grow.
+// Counts has the counters of a machine. They only grow.
 type Counts struct {
-	Taken uint64 // engine messages taken, in order
-	// of those, how many could not be decoded; each costs itself alone, or the rank what it held
-	// ([Machine.ClearUnreadable])
+	Taken uint64 // engine messages processed in order
+	// undecodable messages among them; skipped, or the rank is cleared ([Machine.ClearUnreadable])
 	Undecodable uint64
-	Events      uint64 // events queued for the log, those of our own making included
+	Events      uint64 // events queued for the log, including the machine's own events
 	Blocks      uint64 // blocks in stored events
-	Overtaken   uint64 // live messages not kept while a replay ran; they are asked for again
-	// gaps that nothing could fill, in the engine's stream or in the log; each became a cleared event
+	Overtaken   uint64 // live messages dropped during a replay; requested again later
+	// unfilled gaps in the engine's stream or in the log, each with a cleared event
 	Gaps         uint64
-	Restarts     uint64 // new incarnations but for one that the shim began with; each began with a cleared event
-	Incarnations uint64 // new ones in all
-	Departures   uint64 // engines whose process was found to be gone
-	Resyncs      uint64 // new incarnations because somebody asked; Restarts has them too
-	Snapshots    uint64 // engine snapshots taken in place of what could not be replayed; each began a new incarnation
-	// first contact after message 0, and no replay from there; what it said is not known (some engines count from 1)
+	Restarts     uint64 // new incarnations after the first, each with a cleared event
+	Incarnations uint64 // all new incarnations
+	Departures   uint64 // engines with an ended process
+	Resyncs      uint64 // new incarnations on request; included in Restarts
+	Snapshots    uint64 // engine snapshots in place of missing replays, each with a new incarnation
+	// first contact after message 0 without a replay; earlier messages are unknown (some engines count from 1)
 	JoinedLate  uint64
-	Corrections uint64 // events published because learning showed that others had a wrong hash
-	Unreadable  uint64 // last messages of the log that could not be read; each began a new incarnation
-	Foreign     uint64 // messages of other engines at the same socket; they are skipped
+	Corrections uint64 // events published to correct hashes after learning
+	Unreadable  uint64 // unreadable last messages of the log, each with a new incarnation
+	Foreign     uint64 // skipped messages of other engines at the same socket
 	Messages    uint64 // messages of the log acknowledged
 }
 
-// Machine decides what one rank's shim does next. It is stepped: it starts nothing, waits for nothing and reads no
-// clock. One goroutine owns it.
+// Machine is the state machine of a rank's shim. It is stepped: it starts no goroutine, does not block and reads no
+// clock. A single goroutine owns it.
 //
 // Inputs are Recovered (once, first), Connected, Gone, Asleep, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
-// SnapshotFailed, Learned, Flushed, Delayed, LogLost, Ended, Resync. After each the owner does what Advance returns.
+// SnapshotFailed, Learned, Flushed, Delayed, LogLost, Ended, Resync. After every input, the owner calls Advance and
+// executes the result.
 //
 // Invariants:
-//  1. Event ids in the queue are consecutive within an incarnation, incarnations only grow.
-//  2. The first `inflight` batches of the queue are what the last flight carried; nothing else is in the air. The
-//     log finds out whether a flight landed: the machine learns that all of it did, or that the log is not as it was.
-//  3. In the phases recovering, replaying and awaitingSnapshot no live message is taken: it is held, or dropped and
-//     asked for again.
-//  4. What was taken is an unbroken run of the engine's numbers, or a cleared event stands at the break.
-//  5. While work is under way (Busy), nothing else is queued: Full is true, and each input but Flushed, Delayed,
-//     Verify, RetryReplay, Gone and those that begin a new incarnation completes the work first.
+//  1. Event ids in the queue are consecutive within an incarnation, and incarnations only grow.
+//  2. The first `inflight` batches of the queue are the last flight; no other batch is in flight. The log determines
+//     the result of a flight: all of the flight is stored, or the log differs from the expected state.
+//  3. In the phases recovering, replaying and awaitingSnapshot no live message is processed: a message is held, or
+//     dropped and requested again.
+//  4. The processed messages are consecutive, or a cleared event marks the break.
+//  5. While work is in progress (Busy), nothing else is queued: Full is true, and every input except Flushed, Delayed,
+//     Verify, RetryReplay, Gone and the inputs that begin a new incarnation completes the work first.
 type Machine struct {
 	id     Identity
 	limits Limits
@@ -206,15 +202,15 @@ type Machine struct {
 
 	distrusted bool // TrustReplays has set replay aside
 
-	strict bool // what cannot be decoded counts as missing
+	strict bool // undecodable messages count as missing
 
 	phase phase
 
 	incarnation events.Incarnation
 	nextID      events.EventID
-	// the last engine message taken whole; Partial is how much of the next is published already
+	// the last completely processed engine message; Partial is the published part of the next
 	taken events.Cursor
-	basis basis     // how taken is known
+	basis basis     // source of taken
 	acked Published // the last message known to be in the log
 
 	queue        []batch
@@ -222,27 +218,27 @@ type Machine struct {
 	queuedEvents int
 	inflight     int
 	flight       [][]byte
-	usual        int   // bytes of the batches that flew last: the largest, which counts half after each
+	usual        int   // bytes of the largest recent batch; the value decays by half with every flight
 	broken       error // an event that cannot be encoded
 
 	reading   reading    // the message in hand
-	releasing *releasing // held messages that are taken one after the other
+	releasing *releasing // held messages in release
 	adopting  *adopting  // the engine snapshot in hand
 	leaving   bool       // Gone follows when the work under way is done
 	attempts  attempts   // of replays
-	held      held       // live messages, while they are not taken
+	held      held       // live messages in phases without processing
 	offers    offers     // the engine's snapshots
-	emptied   bool       // nothing was queued since the clear after a message that could not be decoded
+	emptied   bool       // no event was queued since the clear after an undecodable message
 
-	slept Reached // the clear of an engine that fell asleep
+	slept Reached // the clear of a sleeping engine
 
 	backlog  backlog
-	learning *learning // nil: what the decoder remembers is all that it can know
+	learning *learning // nil: the decoder's state is complete
 
 	counts Counts
 }
 
-// phase is what a machine does with its engine. It is one of the types below.
+// phase is the machine's phase, with a type for every phase:
 //
 //	recovering ──Recovered──▶ live ◀──────▶ *replaying ◀──▶ *awaitingSnapshot
 //	                           ▲ └────Gone, from any────▶ departed
@@ -250,41 +246,41 @@ type Machine struct {
 type phase interface{ takesLive() bool }
 
 type (
-	recovering struct{} // waits for what the log holds
-	live       struct{} // takes live messages as they come
-	departed   struct{} // the engine is gone: there is nobody to ask, and who connects next is another one
+	recovering struct{} // waits for the state of the log
+	live       struct{} // processes live messages
+	departed   struct{} // the engine is gone: no requests, and the next connection is a new engine
 )
 
 func (recovering) takesLive() bool { return false }
 func (live) takesLive() bool       { return true }
 func (departed) takesLive() bool   { return true }
 
-// Ready is what the owner has to do after a step.
+// Ready has the actions of the owner after a step.
 type Ready struct {
-	// Flight is the messages to publish now, in order; nil: none. They stay the machine's and must not be changed.
-	// Flushed, LogLost or Ended answer.
+	// Flight is the list of messages to publish now, in order; nil: none. The machine owns them, and they must not be
+	// changed. The results are Flushed, LogLost or Ended.
 	Flight [][]byte
 
-	// Replay has the engine asked for its messages from From on. It ends a replay, a snapshot and learning that run.
-	// Replayed, ReplayEnded or ReplayFailed answer.
+	// Replay requests the engine's messages from From on. It ends a running replay, snapshot or learning. The results are
+	// Replayed, ReplayEnded or ReplayFailed.
 	Replay bool
 	From   events.EngineSeq
 
-	// Snapshot has the engine asked for all that it holds. It ends a replay that runs. Snapshot or SnapshotFailed
-	// answer.
+	// Snapshot requests all held blocks of the engine. It ends a running replay. The results are Snapshot or
+	// SnapshotFailed.
 	Snapshot bool
 
-	// Learn, if known, has the messages up to it learned from. Learned answers.
+	// Learn, if known, starts learning up to the cursor. The result is Learned.
 	Learn events.Cursor
 }
 
-// Advance begins what is due and returns it for the owner to do, each thing once. publish allows a flight to take off.
-// An error says that an event cannot be written, which is a bug.
+// Advance begins the due actions and returns them, every action once. publish permits a flight. An error reports an
+// event that cannot be encoded, which is a bug.
 func (m *Machine) Advance(publish bool) (r Ready, err error) {
 	m.work(m.hasRoom)
 	switch p := m.phase.(type) {
 	case *replaying:
-		// From the last one again: its digest shows whether this is the same engine. It is 0 if none is known.
+		// Start with the last message: its digest shows whether the engine is the same. The number is 0 if unknown.
 		r.Replay, r.From, p.asked = !p.asked, m.taken.Seq, true
 	case *awaitingSnapshot:
 		r.Snapshot, p.asked = !p.asked, true
@@ -299,31 +295,31 @@ func (m *Machine) Advance(publish bool) (r Ready, err error) {
 	return r, err
 }
 
-// NewMachine returns a machine that waits for Recovered. replay says whether the engine has a replay endpoint.
+// NewMachine returns a machine that waits for Recovered. replay is set if the engine has a replay endpoint.
 func NewMachine(id Identity, limits Limits, replay bool, decode Decoder) *Machine {
 	return &Machine{id: id, limits: limits.withDefaults(), decode: decode, replay: replay, phase: recovering{}}
 }
 
-// Counts returns what has been counted so far.
+// Counts returns the counters.
 func (m *Machine) Counts() Counts { return m.counts }
 
-// Incarnation returns the incarnation that events are published under now.
+// Incarnation returns the current incarnation of published events.
 func (m *Machine) Incarnation() events.Incarnation { return m.incarnation }
 
-// Taken returns the last engine message that was taken whole.
+// Taken returns the last completely processed engine message.
 func (m *Machine) Taken() events.Cursor { return m.taken }
 
-// Acked returns what is known to be in the log. Its Seq is not kept.
+// Acked returns the state that is known to be in the log, without Seq.
 func (m *Machine) Acked() Published { return m.acked }
 
-// Queued returns how many events, and about how many bytes of them, wait for the log or are on their way to it.
+// Queued returns the number and approximate bytes of events that wait for the log or are in flight.
 func (m *Machine) Queued() (entries, bytes int) { return m.queuedEvents, m.queuedBytes }
 
 // Full reports whether the owner should stop reading from the engine.
 func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes || m.Busy() }
 
-// Recovered tells what the log holds of this rank. Blocks of another model or of another size do not go on: a new
-// incarnation begins. now becomes the incarnation's number if a new one begins.
+// Recovered passes the state of the log. Blocks of another model or size begin a new incarnation. A new incarnation
+// gets the number now.
 func (m *Machine) Recovered(p Published, now events.Millis) {
 	if _, ok := m.phase.(recovering); !ok {
 		return
@@ -340,15 +336,15 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 			m.counts.Unreadable++
 		}
 		m.begin(why, now)
-		m.counts.Restarts = 0 // it is the shim that starts
+		m.counts.Restarts = 0 // the start of the shim is no restart
 	} else if l, ok := m.decode.(Learner); ok && m.replay && l.Blank() != nil {
 		m.learning = &learning{learner: l, cursor: p.Cursor, spare: m.limits.HeldBytes}
 	}
 	m.fallBehind()
 }
 
-// Connected tells that the engine's socket is connected, for the first time or again. Whether it is still the same
-// engine is for a replay to show.
+// Connected reports a first or new connection of the engine's socket. A replay then shows whether the engine is the
+// same.
 func (m *Machine) Connected() {
 	m.complete()
 	m.held = held{}
@@ -363,18 +359,18 @@ func (m *Machine) Connected() {
 	}
 	m.attempts = attempts{}
 	m.offers.askAgain()
-	if m.basis != heard { // nothing could show that this is still the engine whose snapshot was taken
+	if m.basis != heard { // no message can show that the snapshot's engine is still the same
 		m.begin(events.ReasonGap, 0)
 	}
 	if _, ok := m.phase.(*awaitingSnapshot); ok {
-		m.phase = &awaitingSnapshot{} // of who is there now
+		m.phase = &awaitingSnapshot{} // of the current engine
 	} else {
 		m.startReplay()
 	}
 	m.fallBehind()
 }
 
-// Verify makes a replay due that shows whether the engine is still the same and has said nothing that was not heard.
+// Verify requests a replay to check that the engine is the same and that no message is missing.
 func (m *Machine) Verify() {
 	if _, ok := m.phase.(live); !ok || m.adopting != nil {
 		return
@@ -388,11 +384,11 @@ func (m *Machine) Verify() {
 	}
 }
 
-// Foreign counts a message of an engine that is not this rank's.
+// Foreign counts a message of another rank's engine.
 func (m *Machine) Foreign() { m.counts.Foreign++ }
 
-// Replaced begins a new incarnation, since another engine than before speaks from now on, or none. Whatever is under
-// way with the engine before is dropped.
+// Replaced begins a new incarnation, because another engine, or no engine, is followed from now on. Running
+// conversations with the earlier engine are dropped.
 func (m *Machine) Replaced(now events.Millis) {
 	switch m.phase.(type) {
 	case recovering, departed:
@@ -423,7 +419,7 @@ func (m *Machine) TrustReplays(trust bool, now events.Millis) {
 	}
 }
 
-// Live takes one message from the engine's live stream.
+// Live processes a message of the engine's live stream.
 func (m *Machine) Live(f Frame, now events.Millis) {
 	m.complete()
 	if m.phase.takesLive() {
@@ -433,8 +429,8 @@ func (m *Machine) Live(f Frame, now events.Millis) {
 	}
 }
 
-// takeLive takes a live message if it is the next one, and otherwise finds out what happened. A gap is a loss if
-// replays are in vain.
+// takeLive processes a live message if the message is next, and otherwise handles the gap. With inVain, a gap is a
+// loss.
 func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
 	switch {
 	case !m.taken.Known:
@@ -443,8 +439,8 @@ func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
 		m.offers.tries, m.basis = 0, heard
 		m.take(f)
 	case f.Seq <= m.taken.Seq && m.basis == named:
-		// the snapshot has it
-	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest: // it was said again
+		// included in the snapshot
+	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest: // a repeated message
 	case m.replay && !inVain:
 		m.hold(f)
 		m.startReplay()
@@ -460,7 +456,7 @@ func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
 	}
 }
 
-// takeFirst takes the first message of an engine process that is heard.
+// takeFirst processes the first message of an engine process.
 func (m *Machine) takeFirst(f Frame) {
 	first := events.EngineSeq(0)
 	if f.Read != nil {
@@ -477,7 +473,7 @@ func (m *Machine) takeFirst(f Frame) {
 	m.take(f)
 }
 
-// take queues the events of the next engine message, as far as there is room.
+// take queues the events of the next engine message, as far as the queue has room.
 func (m *Machine) take(f Frame) {
 	before := m.taken
 	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}
@@ -498,13 +494,11 @@ func (m *Machine) take(f Frame) {
 	m.read(m.hasRoom)
 }
 
-// ClearUnreadable has a message that cannot be decoded count as one that is missing. It is to be called before
-// Recovered.
+// ClearUnreadable makes undecodable messages count as missing. Call it before Recovered.
 func (m *Machine) ClearUnreadable() { m.strict = true }
 
-// unread counts that the message which was taken last could not be decoded, and, if that is to be so, says in the log
-// that whatever the rank was known to hold is no longer known: it may have told of removals. To ask for it again is
-// useless: the engine keeps the bytes that it has sent.
+// unread counts an undecodable last message. In strict mode it clears the rank, because the message may have contained
+// removals. A replay would not help, because the engine repeats the same bytes.
 func (m *Machine) unread() {
 	m.counts.Undecodable++
 	m.offers.lost()
@@ -515,7 +509,7 @@ func (m *Machine) unread() {
 	m.emptied = true
 }
 
-// gap says in the log that something is missing: whatever the rank was known to hold is no longer known.
+// gap publishes a clear of the rank, because messages are missing.
 func (m *Machine) gap() {
 	m.counts.Gaps++
 	m.offers.lost()
@@ -524,7 +518,7 @@ func (m *Machine) gap() {
 	m.recordEvent(m.clearHeld(events.ReasonGap), true)
 }
 
-// clearHeld clears, within the incarnation, all that the rank was known to hold. It returns the event.
+// clearHeld clears the rank within the incarnation, and returns the event.
 func (m *Machine) clearHeld(why events.Reason) *events.Event {
 	if c, ok := m.decode.(Clearer); ok {
 		c.Cleared()
@@ -534,7 +528,7 @@ func (m *Machine) clearHeld(why events.Reason) *events.Event {
 	return e
 }
 
-// begin begins a new incarnation. Its first event says why.
+// begin begins a new incarnation. The first event has the reason.
 func (m *Machine) begin(why events.Reason, now events.Millis) {
 	m.counts.Incarnations++
 	m.counts.Restarts++

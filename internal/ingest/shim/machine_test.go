@@ -15,9 +15,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-var seedFlag = flag.Uint64("seed", 1, "first seed of random tests; 0 takes one from the clock")
+var seedFlag = flag.Uint64("seed", 1, "first seed of random tests; 0 uses the clock")
 
-// engine is an inference engine as its sockets show it: numbered messages, the last of them kept for replay.
+// engine is a fake inference engine: numbered messages, with the last messages kept for replay.
 type engine struct {
 	life   int
 	next   events.EngineSeq
@@ -28,7 +28,7 @@ type engine struct {
 	rng    *rand.Rand
 	most   int // a message has fewer events
 
-	garbles bool // now and then it says what cannot be decoded
+	garbles bool // sometimes publishes undecodable messages
 }
 
 func newEngine(rng *rand.Rand, keep int) *engine {
@@ -42,8 +42,8 @@ func (e *engine) restart() {
 	e.next, e.buffer, e.held = 0, nil, map[events.BlockHash]bool{}
 }
 
-// publish makes one message of a few events. Payloads read like "life3 +17 -12 clear"; the life makes them differ
-// between lives.
+// publish makes a message of a few events. Payloads read like "life3 +17 -12 clear"; payloads of different lives
+// differ.
 func (e *engine) publish() Frame {
 	words := []string{fmt.Sprintf("life%d", e.life)}
 	for range e.rng.IntN(e.most) {
@@ -63,7 +63,7 @@ func (e *engine) publish() Frame {
 		}
 	}
 	if e.garbles && e.rng.IntN(40) == 0 {
-		words = append(words, "?") // which nobody can read
+		words = append(words, "?") // undecodable
 	}
 	f := Frame{Seq: e.next, Payload: []byte(strings.Join(words, " "))}
 	e.next++
@@ -73,7 +73,7 @@ func (e *engine) publish() Frame {
 	return f
 }
 
-func (e *engine) snapshot() *Snapshot { // what the engine holds, in messages of one block each
+func (e *engine) snapshot() *Snapshot { // snapshot returns the held blocks in messages of a single block
 	s := &Snapshot{Next: e.next}
 	for _, b := range slices.Sorted(maps.Keys(e.held)) {
 		s.Payloads = append(s.Payloads, fmt.Appendf(nil, "life%d +%d", e.life, b))
@@ -90,7 +90,7 @@ func (e *engine) since(from events.EngineSeq) (frames []Frame) {
 	return frames
 }
 
-// words decodes what the engine publishes.
+// words decodes the messages of the fake engine.
 type words struct{}
 
 func (words) Reset() {}
@@ -113,7 +113,7 @@ func (words) Decode(payload []byte) (events.Message, error) {
 	return events.Message{Events: evs}, nil
 }
 
-// wordParts is words that returns the events of a message in parts of one or two.
+// wordParts is words with parts of one or two events.
 type wordParts struct {
 	words
 	rest []events.Event
@@ -132,7 +132,7 @@ func (p *wordParts) Continue() (part []events.Event, more bool) {
 	return part, len(p.rest) > 0
 }
 
-// logbook is the log of one rank, and what a reader of it believes the rank to hold.
+// logbook is the log of a rank with a reader's state.
 type logbook struct {
 	t    *testing.T
 	last Published
@@ -174,7 +174,7 @@ func (l *logbook) append(data []byte) {
 	l.last = Published{Found: true, Reached: Reached{b.Incarnation, b.LastID(), b.Cursor}}
 }
 
-// world is an engine, a shim's machine and a log, with everything between them as bad as it may be.
+// world is an engine, a shim's machine and a log, with faults in between.
 type world struct {
 	*testing.T
 	rng     *rand.Rand
@@ -183,8 +183,8 @@ type world struct {
 	limits  Limits
 	machine *Machine
 	now     events.Millis
-	wire    []Frame // what the live socket still has to bring
-	replay  []Frame // what the replay still has to bring
+	wire    []Frame // undelivered messages of the live socket
+	replay  []Frame // undelivered messages of the replay
 	asked   bool
 	flight  [][]byte
 	evil    bool // things may go wrong
@@ -195,7 +195,7 @@ type world struct {
 	busy      int       // how often something waited for the rest of a message
 	snapshot  *Snapshot // asked for, and to come
 
-	departures uint64 // engines that were taken to be gone
+	departures uint64 // engines that counted as gone
 }
 
 func (w *world) start() {
@@ -212,8 +212,7 @@ func (w *world) start() {
 	w.connect()
 }
 
-// depart has the machine told that the engine is gone. From when that is in the log until an engine is connected,
-// nothing is held.
+// depart reports the engine as gone. From then until the next connection, the rank must be empty in the log.
 func (w *world) depart() {
 	w.wire, w.replay, w.asked, w.snapshot = nil, nil, false, nil
 	w.machine.Gone()
@@ -230,17 +229,17 @@ func (w *world) connect() {
 	w.machine.Connected()
 }
 
-// step lets one thing happen, and reports whether there was anything left to do.
+// step performs a single action, and reports whether work was left.
 func (w *world) step() bool {
 	w.now++
 	ready := advance(w.machine)
 	if ready.Snapshot {
-		w.snapshot, w.replay, w.asked = w.engine.snapshot(), nil, false // the shell ends a replay that runs
+		w.snapshot, w.replay, w.asked = w.engine.snapshot(), nil, false // the shell ends a running replay
 		return true
 	}
 	if ready.Replay {
 		w.replay, w.asked, w.snapshot = w.engine.since(ready.From), true, nil
-		if w.evil && w.rng.IntN(8) == 0 && len(w.replay) > 2 { // the router drops some at its high-water mark
+		if w.evil && w.rng.IntN(8) == 0 && len(w.replay) > 2 { // the router drops messages at the high-water mark
 			w.replay = append(w.replay[:1:1], w.replay[2:]...)
 		}
 		return true
@@ -280,7 +279,7 @@ func (w *world) step() bool {
 	return true
 }
 
-// land brings the flight into the log, or a part of it: then the rest lands later, unless the shim crashes before.
+// land stores the flight, or a part of it: then the rest is stored later, unless the shim crashes.
 func (w *world) land() {
 	stored := len(w.flight)
 	if w.evil && w.rng.IntN(3) == 0 {
@@ -295,7 +294,7 @@ func (w *world) land() {
 	}
 }
 
-// answer brings the next message of the replay, or its end.
+// answer delivers the next message of the replay, or the end.
 func (w *world) answer() {
 	switch {
 	case w.evil && w.rng.IntN(20) == 0:
@@ -323,10 +322,9 @@ func TestSnapshotsMakeUpForEverything(t *testing.T) {
 	nothingIsLostOrInvented(t, true)
 }
 
-// TestNothingIsLostOrInvented lets engines restart and say what cannot be decoded, sockets drop, replays fail and lose
-// messages, flights land in part, and shims crash. Never may the log hold a block that the engine does not hold once
-// all is quiet; and if the engine's replay buffer reaches back far enough and answers, the log holds all that the
-// engine holds.
+// TestNothingIsLostOrInvented runs engines with restarts and undecodable messages, sockets with drops, failing replays
+// with losses, partly stored flights, and crashing shims. At the end the log must never have a block that the engine
+// does not hold. With a sufficient replay buffer, the log must have all blocks of the engine.
 func TestNothingIsLostOrInvented(t *testing.T) {
 	nothingIsLostOrInvented(t, false)
 }
@@ -370,8 +368,8 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 					w.connect()
 				case n == 45:
 					w.machine.Resync(w.now)
-					w.replay, w.asked, w.snapshot = nil, false, nil // the shell ends the replay that ran
-				case n == 46: // gone, or so it seemed: it may be the same engine that comes back
+					w.replay, w.asked, w.snapshot = nil, false, nil // the shell ends the running replay
+				case n == 46: // gone, or apparently gone: the same engine may return
 					w.depart()
 					if rng.IntN(3) == 0 {
 						w.start() // the shim too
@@ -387,7 +385,7 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 				case n == 44:
 					w.engine.restart()
 					for range rng.IntN(5) {
-						w.engine.publish() // before the shim has found its way back
+						w.engine.publish() // before the shim has reconnected
 					}
 					w.connect()
 				default:
@@ -427,9 +425,9 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 	}
 }
 
-// TestLogThatWasRolledBack publishes, and finds the log with less than it had acknowledged. What the engine can say
-// again is published in an incarnation above whatever the log has, which begins once, however often the log is lost
-// before any of it is there.
+// TestLogThatWasRolledBack publishes, and then finds the log with fewer messages than acknowledged. The engine's
+// repeatable events are published in an incarnation above the log's, which begins once for any number of log losses
+// before its first message.
 func TestLogThatWasRolledBack(t *testing.T) {
 	for _, left := range []Published{{}, {Found: true, Reached: Reached{Incarnation: 90, LastID: 7}},
 		{Found: true, Reached: Reached{Incarnation: 100, LastID: 1}}} {
@@ -466,9 +464,9 @@ func TestLogThatWasRolledBack(t *testing.T) {
 	}
 }
 
-// TestReplayInPieces has an engine whose replay socket drops all but the first few messages of each answer, as libzmq's
-// ROUTER does at its high-water mark. Each answer brings the machine further, so nothing is lost, however many it
-// takes; only a hole that no answer fills is.
+// TestReplayInPieces has an engine with a replay socket that drops all messages of a reply after the first few, as
+// libzmq's ROUTER does at its high-water mark. Every reply advances the machine, so no message is lost, for any number
+// of replies. Only a permanent hole is a loss.
 func TestReplayInPieces(t *testing.T) {
 	const messages, hole = 30, 25
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
@@ -512,7 +510,7 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 			return r.Replay || r.Snapshot
 		}
 		if !asked() {
-			t.Fatalf("snapshots %v: nothing is asked for at first", snapshots)
+			t.Fatalf("snapshots %v: no request at the start", snapshots)
 		}
 		m.Live(Frame{Seq: 0, Payload: []byte("life1 +1")}, 100)
 		if snapshots {
@@ -521,7 +519,7 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 			m.ReplayEnded(100)
 		}
 		if c := m.Counts(); c.Overtaken != 1 || c.Taken != 0 || !asked() {
-			t.Errorf("snapshots %v: nothing is asked for; %+v", snapshots, c)
+			t.Errorf("snapshots %v: no request; %+v", snapshots, c)
 		}
 	}
 }
@@ -567,7 +565,8 @@ func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 	}
 }
 
-// TestQueuesAreBoundedInMemory: many small things take more memory than their bytes on the wire.
+// TestQueuesAreBoundedInMemory checks that the limits count the memory of many small messages, which is greater than
+// their bytes on the wire.
 func TestQueuesAreBoundedInMemory(t *testing.T) {
 	const limit = 1 << 20
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{QueueBytes: limit, HeldBytes: limit}, true, words{})
@@ -593,13 +592,13 @@ func TestQueuesAreBoundedInMemory(t *testing.T) {
 	for n = 1; !m.Full(); n++ {
 		m.Replayed(Frame{Seq: n, Payload: []byte("life1 -1")}, 3)
 	}
-	if grown := heap() - before; grown > 4*limit { // the frames that are held are there too
+	if grown := heap() - before; grown > 4*limit { // includes the held frames
 		t.Errorf("%d events wait in %d bytes, the limit is %d", n, grown, limit)
 	}
 	runtime.KeepAlive(m)
 }
 
-// advance begins what is due but a flight.
+// advance begins due actions except a flight.
 func advance(m *Machine) Ready {
 	r, err := m.Advance(false)
 	if err != nil {
@@ -608,7 +607,7 @@ func advance(m *Machine) Ready {
 	return r
 }
 
-// wantsReplay reports whether a replay has become due, and from which message on.
+// wantsReplay reports whether a replay is due, with its first message.
 func wantsReplay(m *Machine) (from events.EngineSeq, ok bool) {
 	r := advance(m)
 	return r.From, r.Replay
@@ -621,8 +620,8 @@ func wantsLearning(m *Machine) (to events.Cursor, ok bool) {
 	return r.Learn, r.Learn.Known
 }
 
-// TestReplayOfAnother: a replay that is answered and never gets as far as a live message says, as when it is another
-// rank's, is asked for a few times with pauses; then what is missing counts as lost, and live messages are taken.
+// TestReplayOfAnother checks a replay that never reaches the live messages, as another rank's replay. It is requested a
+// few times with pauses. Then the missing messages count as lost, and live messages are processed.
 func TestReplayOfAnother(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
 	m.Recovered(Published{}, 1)
@@ -642,7 +641,7 @@ func TestReplayOfAnother(t *testing.T) {
 	replays := 0
 	for ; due(); replays++ {
 		if replays > m.limits.ReplayFailures {
-			t.Fatal("it is asked for without end")
+			t.Fatal("endless requests")
 		}
 		m.Replayed(frame(0), 2)
 		if retry := m.ReplayEnded(2); retry.Again {
@@ -657,8 +656,8 @@ func TestReplayOfAnother(t *testing.T) {
 	}
 }
 
-// TestLogUnreadable: a message that cannot be read begins one incarnation, however often the log is looked into before
-// the next flight lands, and another message begins another.
+// TestLogUnreadable checks that an unreadable message begins a single incarnation, for any number of reads before the
+// next flight, and that another unreadable message begins another incarnation.
 func TestLogUnreadable(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
 	m.Recovered(Published{Found: true, Unreadable: events.ErrMalformed, Seq: 9,

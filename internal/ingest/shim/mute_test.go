@@ -7,8 +7,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestDeadReplayHoldsLiveMessagesForSecondsOnly has a replay endpoint fail again and again: after the patience what is
-// live goes on. A gap clears the rank; without one nothing is cleared, and a later answer shows whether that was right.
+// TestDeadReplayHoldsLiveMessagesForSecondsOnly has a replay endpoint with repeated failures: after the patience, live
+// messages continue. A gap clears the rank. Without a gap nothing is cleared, and a later reply shows whether this was
+// right.
 func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 	frame := func(life int, seq events.EngineSeq) Frame {
 		return Frame{Seq: seq, Payload: fmt.Appendf(nil, "life%d +%d", life, seq+1)}
@@ -47,7 +48,7 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 		if end := fail(m, 10); end-10 > 4000 {
 			t.Fatalf("gap %v: live messages were held for %d ms", gap, end-10)
 		}
-		for m.CatchingUp() { // until what waited for the replay is published
+		for m.CatchingUp() { // until the waiting events are published
 			if flight, err := m.fly(); err != nil || flight == nil {
 				t.Fatalf("gap %v: still catching up after the replay has failed: %v", gap, err)
 			}
@@ -63,9 +64,9 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 		}
 		m.Verify()
 		if from, ok := wantsReplay(m); !ok || from != next {
-			t.Fatalf("gap %v: asked again from %d, %v", gap, from, ok)
+			t.Fatalf("gap %v: repeated request from %d, %v", gap, from, ok)
 		}
-		m.Replayed(frame(2, next), 9000) // it was another life
+		m.Replayed(frame(2, next), 9000) // another life
 		if c := m.Counts(); c.Restarts != after.Restarts+1 {
 			t.Fatalf("gap %v: another life was not noticed: %+v", gap, c)
 		}

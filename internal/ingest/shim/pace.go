@@ -2,7 +2,7 @@ package shim
 
 import "context"
 
-// size is about how many bytes of memory a frame takes.
+// size returns the approximate memory of a frame in bytes.
 func (f *Frame) size() int {
 	n := len(f.Payload)
 	if f.Read != nil {
@@ -13,11 +13,10 @@ func (f *Frame) size() int {
 	return n
 }
 
-// largeMessage is the size from which on only one message waits in a channel of messages.
+// largeMessage is the size from which a channel of messages contains only a single message.
 const largeMessage = 64 << 10
 
-// pace keeps large messages from piling up in a channel. After a large message the sender waits until the receiver is
-// done with it.
+// pace prevents large messages from accumulating in a channel. After a large message the sender waits for the receiver.
 type pace struct {
 	next chan struct{}
 	owed bool // the receiver has received a large message, and the sender waits
@@ -25,8 +24,7 @@ type pace struct {
 
 func newPace() pace { return pace{next: make(chan struct{})} }
 
-// sent waits, if the message that was sent is large, until the receiver wants the next one. It returns false if ctx
-// ends first.
+// sent waits after a large message until the receiver is ready for the next. It returns false if ctx ends first.
 func (p *pace) sent(ctx context.Context, size int) bool {
 	if size < largeMessage {
 		return true
@@ -39,7 +37,7 @@ func (p *pace) sent(ctx context.Context, size int) bool {
 	}
 }
 
-// received notes the size of what was received.
+// received records the size of a received message.
 func (p *pace) received(size int) { p.owed = p.owed || size >= largeMessage }
 
 // due returns the channel to receive from to let the sender go on; nil while the sender does not wait.

@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// largeMessages are messages of about so many bytes, and how many events each makes.
+// largeMessages returns messages of about the given size, with their numbers of events.
 func largeMessages(size int) map[string]struct {
 	payload []byte
 	events  int
@@ -37,8 +37,8 @@ func largeMessages(size int) map[string]struct {
 	}
 }
 
-// TestLargeMessagesTakeLittleMemory: what a message decodes to waits in parts, whatever it has very many of. A shim
-// that is killed between two batches of the message goes on where it was, and the last batch has the message's cursor.
+// TestLargeMessagesTakeLittleMemory checks that the decoded events of a message wait in parts, for any kind of large
+// message. A killed shim continues between two batches of the message, and the last batch has the message's cursor.
 func TestLargeMessagesTakeLittleMemory(t *testing.T) {
 	const size = 8 << 20
 	for name, large := range largeMessages(size) {
@@ -153,7 +153,7 @@ func TestSnapshotsAndHeldMessagesTakeLittleMemory(t *testing.T) {
 		grown = max(grown, liveHeap()-before)
 		m.Flushed()
 	}
-	if total != 4*large.events+3 || m.Busy() { // the clear of the incarnation, and two of the engine that is gone
+	if total != 4*large.events+3 || m.Busy() { // the clear of the incarnation, and two clears of the gone engine
 		t.Errorf("%d events, want %d", total, 4*large.events+3)
 	}
 	if grown > 4*size {
@@ -161,7 +161,8 @@ func TestSnapshotsAndHeldMessagesTakeLittleMemory(t *testing.T) {
 	}
 }
 
-// TestLargeFramesWaitOutsideTheFeed: at most one large frame waits in a feed. Small frames wait together.
+// TestLargeFramesWaitOutsideTheFeed checks that at most a single large frame waits in a feed. Small frames wait
+// together.
 func TestLargeFramesWaitOutsideTheFeed(t *testing.T) {
 	for size, most := range map[int]int{largeMessage: 1, 100: 64} {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -10,12 +10,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// OnRefused is what follows when an engine's connection has ended and its own ports refuse.
+// OnRefused is the reaction to refusing ports after the end of an engine's connection.
 type OnRefused uint8
 
 const (
-	ClearOnRefused OnRefused = iota // its process is gone, and what died with it is cleared
-	KeepOnRefused                   // nothing: where a proxy stands before the engine, it is the proxy that refuses
+	ClearOnRefused OnRefused = iota // the process is gone, and its memory is cleared
+	KeepOnRefused                   // no reaction, for a proxy before the engine, which may refuse by itself
 )
 
 // ParseOnRefused reads a setting: clear or keep.
@@ -29,24 +29,24 @@ func ParseOnRefused(text string) (OnRefused, error) {
 	return 0, fmt.Errorf("%q is neither clear nor keep", text)
 }
 
-// State is how it stands with a shim and its engine. [Run] sets Engine, Since, Why, CatchingUp and Quiet; [Report] and
-// the lease set the other fields. For CatchingUp see [Machine.CatchingUp].
+// State is the state of a shim and its engine. [Run] sets Engine, Since, Why, CatchingUp and Quiet; [Report] and the
+// lease set the other fields. For CatchingUp see [Machine.CatchingUp].
 type State = registry.ShimState
 
-// presence decides how it stands with an engine. It is stepped: it starts nothing, waits for nothing and reads no
-// clock. Run owns it.
+// presence decides the state of an engine. It is stepped: it starts no goroutine, does not block and reads no clock.
+// Run owns it.
 //
 //	           connection ends,          all ports refuse, twice in a row;
 //	           or no answer              or silent for goneAfter
 //	connected ─────────────────▶ silent ─────────────────────────────────▶ gone
 //	    ▲                          │                                         │
-//	    └──────────────────────────┴─────────── connected again, or heard ◀──┘
+//	    └──────────────────────────┴── connected again, or a new message ◀───┘
 //
-// An engine that is connected may report over HTTP that it sleeps: then it is asleep until it reports that it is awake,
-// or until its connection ends.
+// A connected engine may report over HTTP that it sleeps. Then the state is asleep until the engine reports that it is
+// awake, or until the connection ends.
 //
-// An engine that is killed takes its listening sockets along: its host answers each attempt to connect with a refusal.
-// A process that hangs, a host that is down or a link that is cut refuse nothing, and prove nothing.
+// A killed engine loses its listening sockets: its host refuses all connections. A hanging process, a dead host or a
+// broken link refuses no connection, so it proves nothing.
 type presence struct {
 	onRefused   OnRefused
 	silentAfter time.Duration // without a connection
@@ -60,8 +60,8 @@ type presence struct {
 	refusals int // in a row
 }
 
-// refusalsProve is how often in a row all ports must refuse: a listening socket that is exchanged for another may
-// refuse once.
+// refusalsProve is the number of consecutive refusals of all ports that prove the end, because a replaced listening
+// socket may refuse once.
 const refusalsProve = 2
 
 // The pauses before a probe: between refusals, and else, doubling.
@@ -76,7 +76,7 @@ func (p *presence) opened(now time.Time) {
 	p.connected(now)
 }
 
-// connected tells that the engine shows signs of life.
+// connected records a sign of life of the engine.
 func (p *presence) connected(now time.Time) {
 	p.sign, p.probes, p.refusals = now, 0, 0
 	if p.state.Engine != api.EngineConnected && p.state.Engine != api.EngineAsleep {
@@ -84,11 +84,11 @@ func (p *presence) connected(now time.Time) {
 	}
 }
 
-// slept tells whether the engine reports that it sleeps.
+// slept records the engine's report about sleep.
 func (p *presence) slept(asleep bool, now time.Time) {
 	switch {
 	case asleep && p.state.Engine == api.EngineConnected:
-		p.state = State{Engine: api.EngineAsleep, Since: now, Why: "it reports that it sleeps"}
+		p.state = State{Engine: api.EngineAsleep, Since: now, Why: "the engine reports that it sleeps"}
 	case !asleep && p.state.Engine == api.EngineAsleep:
 		p.state = State{Engine: api.EngineConnected, Since: now}
 	}
@@ -98,16 +98,16 @@ func (p *presence) closed(err error, now time.Time) {
 	if p.conns = max(p.conns-1, 0); p.conns > 0 {
 		return
 	}
-	p.slept(false, now) // whoever is connected next may be awake
+	p.slept(false, now) // the next connection may be an awake engine
 	p.probes, p.refusals = 0, 0
 	if !errors.Is(err, zmtp.ErrSilent) {
 		p.sign = now
 		return
 	}
 	if last := now.Add(-p.silentAfter); last.After(p.sign) {
-		p.sign = last // until then it answered heartbeats
+		p.sign = last // the last answered heartbeat
 	}
-	p.silent("it answers no heartbeats")
+	p.silent("no reply to heartbeats")
 }
 
 func (p *presence) heard(now time.Time) {
@@ -116,17 +116,17 @@ func (p *presence) heard(now time.Time) {
 	}
 }
 
-// replayed tells that the replay socket has answered.
+// replayed records a reply of the replay socket.
 func (p *presence) replayed(now time.Time) {
 	p.answers = true
 	p.heard(now)
 }
 
-// mute tells that the replay socket took a question and said nothing. One that has never answered is no engine's, and
-// says nothing of it.
+// mute records a missing reply of the replay socket. A socket that has never replied may not be an engine's, and is
+// ignored.
 func (p *presence) mute() {
 	if p.answers && (p.state.Engine == api.EngineConnected || p.state.Engine == api.EngineAsleep) {
-		p.silent("its replay socket does not answer")
+		p.silent("its replay socket does not reply")
 	}
 }
 
@@ -134,7 +134,7 @@ func (p *presence) silent(why string) {
 	p.state = State{Engine: api.EngineSilent, Since: p.sign, Why: why}
 }
 
-// wantsProbe says in what time the engine's ports are to be probed; ok is false if they are not.
+// wantsProbe returns the time until the next probe of the engine's ports; ok is false without a due probe.
 func (p *presence) wantsProbe() (in time.Duration, ok bool) {
 	switch {
 	case p.conns > 0 || p.state.Engine == api.EngineGone || p.onRefused == KeepOnRefused:
@@ -145,7 +145,7 @@ func (p *presence) wantsProbe() (in time.Duration, ok bool) {
 	return min(probeFirst<<min(p.probes, 16), probeMost), true
 }
 
-// probed tells what a probe found: whether each port refused. It reports true if the engine is gone with that.
+// probed records the result of a probe: whether all ports refused. It reports whether the engine counts as gone now.
 func (p *presence) probed(refused bool, now time.Time) (gone bool) {
 	if _, ok := p.wantsProbe(); !ok {
 		return false
@@ -162,7 +162,7 @@ func (p *presence) probed(refused bool, now time.Time) (gone bool) {
 	return true
 }
 
-// expectEnd tells that the engine is likely to end now: the pauses before probes begin anew.
+// expectEnd restarts the pauses between probes, because the engine probably ends now.
 func (p *presence) expectEnd() { p.probes = 0 }
 
 // deadline is when a tick will change something, if nothing happens before; ok is false if none will.
@@ -176,7 +176,7 @@ func (p *presence) deadline() (at time.Time, ok bool) {
 	return time.Time{}, false
 }
 
-// tick tells that time has passed. It reports true if the engine counts as gone with that.
+// tick records the passage of time. It reports whether the engine counts as gone now.
 func (p *presence) tick(now time.Time) (gone bool) {
 	if at, ok := p.deadline(); !ok || at.After(now) {
 		return false

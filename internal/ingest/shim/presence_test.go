@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// clock is a presence and the time that it is told.
+// clock is a presence with a simulated time.
 type clock struct {
 	presence
 	now time.Time
@@ -27,7 +27,7 @@ func newClock(p presence) *clock {
 	return c
 }
 
-// pass lets time go by, with ports that all refuse or do not, and reports after how long the engine counted as gone.
+// pass advances the time, with refusing ports or not, and reports the time until the engine counted as gone.
 func (c *clock) pass(d time.Duration, refused bool) (gone time.Duration, is bool) {
 	begun, end := c.now, c.now.Add(d)
 	probe := time.Time{}
@@ -68,8 +68,8 @@ func (c *clock) state(t *testing.T, want api.EngineState, since time.Time) {
 	}
 }
 
-// TestEngineThatDied ends the connection, and every port refuses: the engine is gone within a second, and once only.
-// When it is connected again it is connected.
+// TestEngineThatDied ends the connection, and all ports refuse: the engine is gone within a second, and only once.
+// After a new connection the engine is connected.
 func TestEngineThatDied(t *testing.T) {
 	for name, err := range map[string]error{"EOF": io.EOF, "reset": errors.New("connection reset by peer"),
 		"no heartbeats": zmtp.ErrSilent} {
@@ -90,8 +90,8 @@ func TestEngineThatDied(t *testing.T) {
 	}
 }
 
-// TestEngineThatHangs has connections end or heartbeats fail and no port refuse: that proves nothing, however long it
-// lasts. Its silence is dated from the last sign of life, and only with a time for it does it count as gone.
+// TestEngineThatHangs ends connections or fails heartbeats without refusing ports, which proves nothing for any time.
+// The silence starts at the last sign of life, and the engine counts as gone only with a configured time.
 func TestEngineThatHangs(t *testing.T) {
 	for _, goneAfter := range []time.Duration{0, 5 * time.Minute} {
 		c := newClock(presence{goneAfter: goneAfter})
@@ -128,7 +128,7 @@ func TestEngineThatHangs(t *testing.T) {
 	c.state(t, api.EngineConnected, c.now)
 }
 
-// TestRefusalsThatProveNothing: one refusal between others that are none, a proxy's, and those while there is a
+// TestRefusalsThatProveNothing checks a refusal between other results, a proxy's refusals, and refusals during a
 // connection.
 func TestRefusalsThatProveNothing(t *testing.T) {
 	c := newClock(presence{})
@@ -136,7 +136,7 @@ func TestRefusalsThatProveNothing(t *testing.T) {
 	c.closed(io.EOF, c.now)
 	for range 100 {
 		if c.probed(true, c.now) || c.probed(false, c.now) {
-			t.Fatal("gone after one refusal")
+			t.Fatal("gone after a single refusal")
 		}
 	}
 	c.opened(c.now)
@@ -155,8 +155,8 @@ func TestRefusalsThatProveNothing(t *testing.T) {
 	proxy.state(t, api.EngineSilent, cut)
 }
 
-// TestReplaySocketThatIsMute: an engine whose replay socket has answered and does not any more is silent until it says
-// something. One that never has may not be an engine's.
+// TestReplaySocketThatIsMute checks that an engine with a formerly working replay socket is silent until its next
+// message. A replay socket that has never replied may not be an engine's.
 func TestReplaySocketThatIsMute(t *testing.T) {
 	c := newClock(presence{})
 	c.opened(c.now)
@@ -173,7 +173,7 @@ func TestReplaySocketThatIsMute(t *testing.T) {
 	c.state(t, api.EngineConnected, c.now)
 }
 
-// TestEngineThatNeverCame: a shim that starts beside an engine which is not there yet says so.
+// TestEngineThatNeverCame checks that a shim reports an engine that has not started yet.
 func TestEngineThatNeverCame(t *testing.T) {
 	c := newClock(presence{})
 	begun := c.now
@@ -185,8 +185,8 @@ func TestEngineThatNeverCame(t *testing.T) {
 	c.state(t, api.EngineSilent, begun)
 }
 
-// TestProbesAreFrequentOnlyWhileRefused: while the ports refuse they are probed often; a port that takes connections
-// and a host that cannot be reached are left alone more and more, and never for longer than a few seconds.
+// TestProbesAreFrequentOnlyWhileRefused checks that refusing ports are probed often. Probes of an accepting port or an
+// unreachable host become rare, with pauses of a few seconds at most.
 func TestProbesAreFrequentOnlyWhileRefused(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seedFlag, 1))
 	c := newClock(presence{})

@@ -7,18 +7,18 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// batch is a message for the log: events of one incarnation with consecutive ids, encoded when they are queued.
+// batch is a message for the log: encoded events of an incarnation with consecutive ids.
 type batch struct {
 	incarnation events.Incarnation
 	firstID     events.EventID
 	cursor      events.Cursor // of the last event
 	events      events.BatchWriter
 	bytes       int  // of the encoded events
-	sealed      bool // it has flown: nothing is added
+	sealed      bool // was in flight: no further events
 }
 
-// What an event and a frame count beside their blocks and payload, so that many small ones are bounded too. An event
-// takes as much in a message that was read already, and less in a batch.
+// The charged bytes of an event and a frame in addition to blocks and payload, so that many small messages are limited
+// too. An event has this size in a decoded message, and a smaller size in a batch.
 const (
 	entrySize = 192
 	frameSize = 64
@@ -27,15 +27,15 @@ const (
 // leastBatch is the first buffer of a batch, in bytes.
 const leastBatch = 128
 
-// memory is what a batch takes of QueueBytes.
+// memory returns the charged bytes of a batch.
 func (b *batch) memory() int { return b.bytes + b.events.Len()*entrySize }
 
-// reached is how far the rank's events go with this batch.
+// reached returns the end of the rank's events with this batch.
 func (b *batch) reached() Reached {
 	return Reached{b.incarnation, b.firstID + events.EventID(b.events.Len()) - 1, b.cursor}
 }
 
-// push encodes an event at the end of the queue and keeps nothing else of it.
+// push encodes an event at the end of the queue. It keeps no reference to the event.
 func (m *Machine) push(e *events.Event, cursor events.Cursor) {
 	m.emptied = false
 	if m.offers.lacking {
@@ -61,13 +61,13 @@ func (m *Machine) push(e *events.Event, cursor events.Cursor) {
 	}
 }
 
-// takes reports whether an event of an incarnation belongs into the batch.
+// takes reports whether an event of an incarnation fits into the batch.
 func (b *batch) takes(incarnation events.Incarnation, size, most int) bool {
 	return !b.sealed && b.incarnation == incarnation && (b.events.Len() == 0 || b.bytes+size <= most)
 }
 
-// open begins a batch whose first event has a size. The buffer has room for as much as the batches that flew last, or
-// for a whole message if the batch before is full.
+// open begins a batch with room for an event of the given size. The buffer has the size of the last batches, or of a
+// whole message if the batch before is full.
 func (m *Machine) open(size int) {
 	room := leastBatch
 	switch n := len(m.queue); {
@@ -84,7 +84,7 @@ func (m *Machine) open(size int) {
 // InFlight reports whether a flight is in the air.
 func (m *Machine) InFlight() bool { return m.inflight > 0 }
 
-// fly takes off: it returns the messages to publish now, in order, none if nothing waits or a flight is in the air.
+// fly returns the messages to publish now, in order. The result is empty if nothing waits or a flight is in progress.
 func (m *Machine) fly() ([][]byte, error) {
 	if m.broken != nil {
 		return nil, fmt.Errorf("encode a batch: %w", m.broken)
@@ -118,7 +118,7 @@ func (m *Machine) forget(b *batch) {
 	*b = batch{}
 }
 
-// Flushed tells that the flight is in the log, all of it.
+// Flushed reports that the whole flight is in the log.
 func (m *Machine) Flushed() {
 	if m.inflight == 0 {
 		return
@@ -135,12 +135,12 @@ func (m *Machine) Flushed() {
 	m.checkAcked()
 }
 
-// LogLost tells that the log no longer has what it had acknowledged, and what it has of this rank instead. What the
-// engine can say again is published anew, in a new incarnation; what waits is part of what was lost.
+// LogLost reports that the log no longer has acknowledged messages, with the present state p. The machine publishes the
+// engine's repeatable events in a new incarnation, which include the waiting events.
 func (m *Machine) LogLost(p Published, now events.Millis) {
 	if len(m.queue) > 0 && m.queue[0].incarnation == m.incarnation && m.queue[0].firstID == 1 &&
 		p.Incarnation < m.incarnation {
-		m.inflight, m.acked = 0, p // all of the present incarnation waits here still: nothing of it was lost
+		m.inflight, m.acked = 0, p // all of the present incarnation still waits here, so none of it was lost
 		return
 	}
 	m.acked, m.inflight = p, 0
@@ -148,13 +148,13 @@ func (m *Machine) LogLost(p Published, now events.Millis) {
 	m.reset(events.ReasonGap, now)
 }
 
-// Ended tells that the log says of this rank's incarnation that it is closed: its lease had expired, and what it held
-// was cleared. What the engine can say again is published anew; what waits is part of that.
+// Ended reports that the log has closed this rank's incarnation, after the expiry of the lease. The machine publishes
+// the engine's repeatable events again, which include the waiting events.
 func (m *Machine) Ended(p Published, now events.Millis) {
 	if _, ok := m.phase.(recovering); ok {
 		return
 	}
-	// it is known, and the next incarnation waits in the queue
+	// already known, and the next incarnation waits in the queue
 	if m.acked.Shutdown && p.compare(m.acked.Reached) == 0 {
 		m.inflight = 0
 		return
@@ -163,9 +163,9 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 	m.reset(events.ReasonLeaseExpiry, now)
 }
 
-// LogUnreadable tells that the rank's last message in the log cannot be read. The machine does not know what that
-// message says of the rank: it begins a new incarnation with all that the engine can say again. It returns false if the
-// machine has done that for this message already.
+// LogUnreadable reports an unreadable last message of the rank in the log. The content of the message is unknown, so
+// the machine begins a new incarnation with the engine's repeatable events. It returns false if the machine has already
+// done so for this message.
 func (m *Machine) LogUnreadable(p Published, now events.Millis) bool {
 	if _, ok := m.phase.(recovering); ok {
 		return false
@@ -180,8 +180,8 @@ func (m *Machine) LogUnreadable(p Published, now events.Millis) bool {
 	return true
 }
 
-// Resync begins a new incarnation because somebody asked: with a clear, and then all that the engine can say again.
-// What waits and is not in the air is part of that.
+// Resync begins a new incarnation on request: with a clear, and the engine's repeatable events. They include the
+// waiting events that are not in flight.
 func (m *Machine) Resync(now events.Millis) {
 	if _, ok := m.phase.(recovering); ok {
 		return
@@ -190,8 +190,8 @@ func (m *Machine) Resync(now events.Millis) {
 	m.reset(events.ReasonOperator, now)
 }
 
-// reset begins a new incarnation, above what the log has, with all that the engine can say again. What waits and is not
-// in the air is dropped.
+// reset begins a new incarnation, above the log's, with the engine's repeatable events. Waiting events that are not in
+// flight are dropped.
 func (m *Machine) reset(why events.Reason, now events.Millis) {
 	m.abandon()
 	m.drop(m.inflight)

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestQuietSinceTheStart: an engine that has published nothing for QuietAfter since the start is reported once, and
-// once when it publishes. One that has published is never reported again, however long it pauses.
+// TestQuietSinceTheStart checks that an engine without messages for QuietAfter since the start is reported once, and
+// once at its first message. An engine with a message is never reported again, for any pause.
 func TestQuietSinceTheStart(t *testing.T) {
 	for name, c := range map[string]struct {
 		first time.Duration // when the engine publishes; 0: never

@@ -2,17 +2,18 @@ package shim
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// ranks is which data-parallel rank an engine process has named. The zero value is none.
+// ranks records the data-parallel ranks that an engine process has named. The zero value is none.
 type ranks struct {
 	named   bool
-	credits events.Rank // the rank whose events are credited
+	credits events.Rank // the rank with credited events
 }
 
-// ofRank returns the events of a message that names a rank, as far as they are credited to the rank that is shimmed.
+// ofRank returns the events of a message that count for this shim's rank.
 //
-// An engine that always names the same rank is credited, whatever its number: the operator has pointed the shim at it.
-// Where several ranks publish through one socket, only the shimmed one counts. The events of the others are skipped,
-// which includes their clears. If another rank was credited before the shimmed one spoke, its blocks are cleared.
+// If an engine always names the same rank, its events count, whatever the number, because the operator configured the
+// shim for this engine. If several ranks publish through a single socket, only this shim's rank counts. The events of
+// other ranks, including their clears, are skipped. If another rank was credited before the first message of this
+// shim's rank, its blocks are cleared.
 func (x *Examiner) ofRank(msg events.Message, more bool) ([]events.Event, bool) {
 	r := &x.ranks
 	switch {

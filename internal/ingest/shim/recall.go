@@ -16,9 +16,9 @@ import (
 // recallPatience is how long a node's answer is waited for.
 const recallPatience = 2 * time.Second
 
-// ServeRecall answers shims that ask what the snapshots know of their rank, until the returned function is called.
-// Nodes serve it, ready or not: so a shim needs no permission to read snapshots, in which there are the ranks of
-// others.
+// ServeRecall answers shims' requests for their rank's state in the snapshots, until the returned function is called.
+// Nodes serve it before and after readiness. So a shim needs no permission to read snapshots, which contain other
+// ranks.
 func ServeRecall(ns *jetstream.Namespace) (stop func(context.Context), err error) {
 	prefix := jetstream.RecallPrefix(ns.Name())
 	answer := func(ctx context.Context, r jetstream.Request) jetstream.Response {
@@ -41,7 +41,7 @@ func ServeRecall(ns *jetstream.Namespace) (stop func(context.Context), err error
 		return jetstream.Response{ContentType: jetstream.ContentJSON, Body: body}
 	}
 	service, err := jetstream.Serve(ns.Conn(), jetstream.ServiceConfig{
-		Name: "kvatlas-recall", Version: "0.0.0", Description: "what snapshots know of a rank, namespace " + ns.Name(),
+		Name: "kvatlas-recall", Version: "0.0.0", Description: "the state of a rank in snapshots, namespace " + ns.Name(),
 		Endpoints: []jetstream.Endpoint{{Name: "recall", Subject: prefix + "*.*.*", QueueGroup: "kvatlas",
 			Handler: answer}},
 	})
@@ -51,7 +51,7 @@ func ServeRecall(ns *jetstream.Namespace) (stop func(context.Context), err error
 	return service.Stop, nil
 }
 
-// recall asks a node what the snapshots know of the rank, and looks itself if none answers.
+// recall requests the rank's state in the snapshots from a node, and reads the snapshots itself if no node replies.
 func (l *StreamLog) recall(ctx context.Context, p events.Partition) (found Published, err error) {
 	subject, err := jetstream.RecallSubject(l.ns.Name(), p, l.key)
 	if err != nil {
@@ -68,7 +68,7 @@ func (l *StreamLog) recall(ctx context.Context, p events.Partition) (found Publi
 	found, err = l.lastInSnapshot(ctx, p)
 	if errors.Is(err, jetstream.ErrDenied) {
 		return Published{},
-			fmt.Errorf("no indexer node says what the snapshots know of %v, and they may not be read here: %w; %w",
+			fmt.Errorf("no indexer node returns the state of %v in the snapshots, and this user may not read snapshots: %w; %w",
 				l.key, asked, err)
 	}
 	return found, err

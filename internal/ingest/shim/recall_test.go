@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestANodeReadsTheSnapshot trims the log past a rank's last message and has a node say what the snapshot knows of it:
-// the same that the rank would read itself. What is not a rank's subject is refused.
+// TestANodeReadsTheSnapshot trims the log beyond a rank's last message. A node returns the rank's state in the
+// snapshot, equal to the rank's own result. A subject without a rank is refused.
 func TestANodeReadsTheSnapshot(t *testing.T) {
 	w := newLogWorld(t)
 	w.last()
@@ -41,10 +41,10 @@ func TestANodeReadsTheSnapshot(t *testing.T) {
 		return NewStreamLog(w.ns, key, nil).recall(w.ctx, 0)
 	}
 	if told, err := ask(w.key); err != nil || told != own {
-		t.Fatalf("a node says %+v, %v, the rank reads %+v", told, err, own)
+		t.Fatalf("a node returns %+v, %v, the rank reads %+v", told, err, own)
 	}
 	if told, err := ask(events.RankKey{Instance: "w", Rank: 1}); err != nil || told.Found {
-		t.Fatalf("of a rank that nobody knows a node says %+v, %v", told, err)
+		t.Fatalf("for an unknown rank a node returns %+v, %v", told, err)
 	}
 	var refused *jetstream.ServiceError
 	for _, name := range []string{"1.w.0", "0.w.00", "x.w.0", "0.w.-1"} {
@@ -55,6 +55,6 @@ func TestANodeReadsTheSnapshot(t *testing.T) {
 	}
 	stop(context.Background())
 	if _, err := ask(w.key); !errors.Is(err, jetstream.ErrNoResponder) {
-		t.Fatalf("nobody serves it any more: %v", err)
+		t.Fatalf("without a server: %v", err)
 	}
 }

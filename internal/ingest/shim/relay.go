@@ -7,21 +7,21 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Relay decides what to pass on of the events of a shared store's master, and when it may be said that nothing of them
-// was missed. It is stepped: one goroutine calls it, and sends what its methods return, in order.
+// Relay decides which events of a shared store's master to forward, and when the stream is proven complete. It is
+// stepped: a single goroutine calls it, and sends the results in order.
 //
-// The master's socket has no replay: what is missed is lost, and a new session begins. Missing batches show in the
-// numbers; those after which none came show in the count of published batches that the master gives over HTTP.
+// The master's socket has no replay: missed events are lost, and a new session begins. Numbers show missing batches.
+// Missing batches at the end show in the master's count of published batches over HTTP.
 type Relay struct {
 	NewSession func() uint64 // chooses the number of a session, at random
 
 	session uint64 // 0: none has begun
 	number  uint64 // of the last batch
-	asking  bool   // the master was asked in this session
-	behind  bool   // when it answered last, it had published what had not come
+	asking  bool   // a request for counts was sent in this session
+	behind  bool   // at the last reply, published batches had not arrived
 }
 
-// Lost ends the session: the connection to the master has begun or ended, or what came cannot be passed on.
+// Lost ends the session: the connection to the master has begun or ended, or a message cannot be forwarded.
 func (r *Relay) Lost() []events.StoreMessage {
 	if r.session == 0 {
 		return nil
@@ -31,12 +31,12 @@ func (r *Relay) Lost() []events.StoreMessage {
 	return []events.StoreMessage{lost}
 }
 
-// Batch takes a message of the master: an empty topic, its number in eight bytes, and the events. An error says why it
-// cannot be passed on.
+// Batch processes a message of the master: an empty topic, a number of eight bytes, and the events. An error is the
+// reason against forwarding.
 func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
 	if len(frames) != 3 || len(frames[1]) != 8 {
 		return r.Lost(),
-			fmt.Errorf("%w: a message of a store's master has 3 frames and 8 bytes of number; this has %d frames",
+			fmt.Errorf("%w: a message of a store's master has 3 frames with a number of 8 bytes; this message has %d frames",
 				events.ErrMalformed, len(frames))
 	}
 	number := binary.BigEndian.Uint64(frames[1])
@@ -58,25 +58,24 @@ func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
 		Payload: frames[2]}), err
 }
 
-// Ask says that the master is asked for its counts now.
+// Ask records a request for the master's counts.
 func (r *Relay) Ask() { r.asking = r.session != 0 }
 
-// Checked takes what the master answered: how many batches it has published, and how many events it has dropped.
-// Dropped events take numbers too, one each if there was no room for them, fewer if they were in a batch that could not
-// be sent; so no batch has a number beyond the sum. Where the last one's is smaller nothing can be said. An error says
-// that something is missing.
+// Checked processes the master's counts of published batches and dropped events. Dropped events use numbers too: a
+// number for each event without room, fewer for events in an unsent batch. So no batch has a number beyond the sum. If
+// the last number is smaller, no conclusion is possible. An error reports missing batches.
 func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) {
-	if !r.asking { // the session that was asked about is over
+	if !r.asking { // the session of the request has ended
 		return nil, nil
 	}
 	r.asking = false
 	if batches+dropped > r.number {
-		if !r.behind { // it may be on its way
+		if !r.behind { // the batch may be in transit
 			r.behind = true
 			return nil, nil
 		}
 		return r.Lost(), fmt.Errorf(
-			"the master has published %d batches and dropped %d events, and the last batch that came is number %d",
+			"the master has published %d batches and dropped %d events, and the last received batch is number %d",
 			batches, dropped, r.number)
 	}
 	r.behind = false

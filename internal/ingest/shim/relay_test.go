@@ -18,7 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// storeWorld is a store's master, and whether its objects were there, with a stream that loses what it likes.
+// storeWorld is a store's master with the history of its objects, and a stream with faults.
 type storeWorld struct {
 	rng *rand.Rand
 
@@ -28,15 +28,15 @@ type storeWorld struct {
 	number, batches, dropped uint64
 
 	relay *Relay
-	wire  []events.StoreMessage // on their way to the mirror
+	wire  []events.StoreMessage // in transit to the mirror
 	gate  chan struct{}         // lets a list end
 
 	answers, polled int
 }
 
-var errPolled = errors.New("the master is asked")
+var errPolled = errors.New("a query to the master")
 
-// Exists makes what is not answered from the set visible.
+// Exists counts the queries that the set does not answer.
 func (w *storeWorld) Exists(_ context.Context, keys []string) (present, known hicache.Bitmap, err error) {
 	w.polled += len(keys)
 	return hicache.NewBitmap(len(keys)), hicache.NewBitmap(len(keys)), errPolled
@@ -54,7 +54,7 @@ func (w *storeWorld) Keys(_ context.Context, key func([]byte) bool) error {
 	return nil
 }
 
-// note remembers for each object when it was there last, and when it was not.
+// note records for every object the last times of presence and of absence.
 func (w *storeWorld) note() {
 	now := time.Now()
 	for i := range worldKeys {
@@ -84,7 +84,7 @@ func (w *storeWorld) publish(list ...map[string]any) {
 	}
 }
 
-// change is one change of the store, or some in one batch.
+// change is a single change of the store, or several in a batch.
 func (w *storeWorld) change() {
 	var list []map[string]any
 	for range 1 + w.rng.IntN(3) {
@@ -108,7 +108,7 @@ func (w *storeWorld) change() {
 		}
 		w.note()
 		list = append(list, event)
-		if w.rng.IntN(4) == 0 { // of another tenant, whose objects nobody asks for
+		if w.rng.IntN(4) == 0 { // of another tenant, whose objects are never queried
 			list = append(list, map[string]any{"event_type": "removed", "object_key": key, "medium": medium,
 				"tenant_id": "other"})
 		}
@@ -118,8 +118,8 @@ func (w *storeWorld) change() {
 	}
 }
 
-// TestStoreStream runs a store whose stream loses, drops and delays, and whose master, shim and lists begin anew and
-// come late: what the mirror answers from its set was so no longer ago than the stream may be late.
+// TestStoreStream runs a store whose stream loses, drops and delays messages, with restarts of master and shim and late
+// lists. An answer from the mirror's set must have been true within the maximum delay of the stream.
 func TestStoreStream(t *testing.T) {
 	answers, polled, whole := 0, 0, 0
 	for seed := range uint64(60) {
@@ -181,7 +181,7 @@ func TestStoreStream(t *testing.T) {
 				default:
 					w.note()
 					time.Sleep(time.Duration(1+w.rng.IntN(int(late/time.Millisecond))) * time.Millisecond)
-					arrive(0) // nothing is later than this
+					arrive(0) // no later message exists
 				}
 				w.note()
 				arrive(w.rng.IntN(4))
@@ -203,7 +203,7 @@ func TestStoreStream(t *testing.T) {
 						since, what = w.held[key], "there"
 					}
 					if known.Get(i) && (since.IsZero() || time.Since(since) > fresh+2*late) {
-						t.Fatalf("seed %d, step %d: %s is said to be %s, which was last so %v ago", seed, step, key,
+						t.Fatalf("seed %d, step %d: %s is %s in the answer, which was last true %v ago", seed, step, key,
 							what, time.Since(since))
 					}
 				}

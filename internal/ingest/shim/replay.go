@@ -22,26 +22,26 @@ func (m *Machine) hold(f Frame) {
 	m.held.bytes += len(f.Payload) + frameSize
 }
 
-// replaying is the phase in which the engine says again what was missed.
+// replaying is the phase of a replay of missed messages.
 type replaying struct {
-	asked    bool // Advance has returned it
-	verified bool // the replay has shown the message that was taken last, unchanged
+	asked    bool // Advance has returned the request
+	verified bool // the replay has shown the last processed message, unchanged
 }
 
 func (*replaying) takesLive() bool { return false }
 
-// attempts is how replays have ended since one brought something new.
+// attempts counts replays since the last new message.
 type attempts struct {
-	empty    int           // replays in a row that were answered and brought nothing new
-	failures int           // replays in a row that failed
-	failedAt events.Millis // when the first of them did
+	empty    int           // consecutive replays without a new message
+	failures int           // consecutive failed replays
+	failedAt events.Millis // time of the first of them
 }
 
-// held is live messages that wait until a replay or a snapshot has ended.
+// held is the list of live messages that wait for the end of a replay or a snapshot.
 type held struct {
 	frames    []Frame
 	bytes     int
-	overtaken events.EngineSeq // one more than the newest that found no room; 0 if all did
+	overtaken events.EngineSeq // the number after the newest message without room; 0 if all had room
 }
 
 // startReplay makes a replay due, if the engine can be asked for one.
@@ -52,7 +52,7 @@ func (m *Machine) startReplay() {
 	}
 }
 
-// running returns the replay that Advance has asked for, or nil.
+// running returns the replay that Advance has requested, or nil.
 func (m *Machine) running() *replaying {
 	if p, ok := m.phase.(*replaying); ok && p.asked {
 		return p
@@ -60,15 +60,15 @@ func (m *Machine) running() *replaying {
 	return nil
 }
 
-// ReplayState says whether more is wanted of a replay.
+// ReplayState states whether further messages of a replay are needed.
 type ReplayState uint8
 
 const (
-	ReplayGoesOn     ReplayState = iota // its next message is wanted
+	ReplayGoesOn     ReplayState = iota // the next message is needed
 	ReplaySuperseded                    // the rest is of no use: another replay is due, or a snapshot
 )
 
-// Replayed takes one message of the replay that was asked for last.
+// Replayed processes a message of the last requested replay.
 func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 	m.complete()
 	p := m.running()
@@ -85,10 +85,10 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 		m.taken.Digest = f.digest()
 		p.verified, m.basis = true, shown
 	case p.verified && f.Seq == m.taken.Seq+1:
-		m.attempts = attempts{} // what brings us further is worth asking again
+		m.attempts = attempts{} // progress permits further requests
 		m.take(f)
 	case p.verified && f.Seq <= m.taken.Seq:
-	case p.verified: // a hole within the replay: the engine's socket dropped something, or the engine lost it itself
+	case p.verified: // a hole within the replay: the engine's socket dropped messages, or the engine lost them
 		if m.attempts.empty++; m.attempts.empty < m.limits.ReplayTries {
 			m.startReplay()
 			return ReplaySuperseded
@@ -101,14 +101,15 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 		m.take(f)
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
 		p.verified = true
-	// same number, another content: another process, of which the replay must be had from its start
+	// the same number with another content: another process, which needs a full replay
 	case f.Seq == m.taken.Seq:
 		m.begin(events.ReasonRestart, now)
 		m.startReplay()
 		return ReplaySuperseded
 	case f.Seq > m.taken.Seq && m.wantSnapshot():
 		return ReplaySuperseded
-	case f.Seq > m.taken.Seq: // the engine's buffer has moved on, or it is another engine: no telling
+	// the engine's buffer has moved on, or the engine is another; the two cannot be distinguished
+	case f.Seq > m.taken.Seq:
 		m.counts.Gaps++
 		m.offers.lost()
 		m.begin(events.ReasonGap, now)
@@ -118,15 +119,16 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 	return ReplayGoesOn
 }
 
-// ReplayEnded tells that the replay has come to its end marker. One that has not got as far as live messages say is as
-// one that failed: it may have been asked for before the engine had more, or be that of another rank.
+// ReplayEnded reports the end marker of a replay. A replay that has not reached the live messages counts as failed: the
+// request may have been too early, or the replay belongs to another rank.
 func (m *Machine) ReplayEnded(now events.Millis) ReplayRetry {
 	m.complete()
 	p := m.running()
 	if p == nil {
 		return ReplayRetry{}
 	}
-	if m.taken.Known && !p.verified { // the engine's newest is older than what was taken: it has begun anew
+	// the engine's newest message is older than the last processed message: the engine has restarted
+	if m.taken.Known && !p.verified {
 		m.begin(events.ReasonRestart, now)
 		m.startReplay()
 		return ReplayRetry{}
@@ -140,7 +142,7 @@ func (m *Machine) ReplayEnded(now events.Millis) ReplayRetry {
 	return ReplayRetry{}
 }
 
-// beyond reports whether a live message that is held does not follow what was taken.
+// beyond reports whether a held live message does not follow the last processed message.
 func (m *Machine) beyond() bool {
 	next := m.taken.Seq + 1
 	for i := range m.held.frames {
@@ -154,14 +156,14 @@ func (m *Machine) beyond() bool {
 	return false
 }
 
-// ReplayedWhole takes all that the engine holds, in place of the replay that was asked for last: it does not keep what
-// was asked for.
+// ReplayedWhole processes all held blocks of the engine, in place of the last requested replay, because the engine no
+// longer has the messages.
 func (m *Machine) ReplayedWhole(s Snapshot, now events.Millis) (retry ReplayRetry) {
 	m.complete()
 	p := m.running()
 	switch {
 	case p == nil:
-	case m.taken.Known && m.basis == named && s.Next == m.taken.Seq+1: // nothing came since the last one
+	case m.taken.Known && m.basis == named && s.Next == m.taken.Seq+1: // no message since the last
 		p.verified = true
 		return m.ReplayEnded(now)
 	default:
@@ -171,13 +173,13 @@ func (m *Machine) ReplayedWhole(s Snapshot, now events.Millis) (retry ReplayRetr
 	return ReplayRetry{}
 }
 
-// ReplayRetry says what follows from a replay that failed.
+// ReplayRetry is the reaction to a failed replay.
 type ReplayRetry struct {
-	Again    bool // RetryReplay is to be called after a pause; else what is missing counts as lost
+	Again    bool // RetryReplay is due after a pause; otherwise the missing messages count as lost
 	Failures int  // with Again: how many have failed in a row
 }
 
-// ReplayFailed tells that the replay could not be had.
+// ReplayFailed reports a failed replay.
 func (m *Machine) ReplayFailed(now events.Millis) ReplayRetry {
 	m.complete()
 	if m.running() == nil {
@@ -204,8 +206,8 @@ func (m *Machine) RetryReplay() {
 	}
 }
 
-// release goes on with live messages, first with those that were held. One of them may show the next gap, which is a
-// loss if replays are in vain.
+// release continues with live messages, first with the held messages. A held message may show another gap, which is a
+// loss with inVain.
 func (m *Machine) release(now events.Millis, inVain bool) {
 	m.phase = live{}
 	m.releasing = &releasing{m.held.frames, now, inVain}
@@ -213,7 +215,7 @@ func (m *Machine) release(now events.Millis, inVain bool) {
 	m.work(m.hasRoom)
 }
 
-// releaseNext goes on with the next message that was held, and behind the last one ends the release.
+// releaseNext continues with the next held message, and ends the release after the last.
 func (m *Machine) releaseNext() {
 	r := m.releasing
 	if len(r.frames) > 0 {
@@ -224,7 +226,7 @@ func (m *Machine) releaseNext() {
 		case !m.phase.takesLive():
 			m.hold(f)
 		case m.taken.Known && f.Seq <= m.taken.Seq && !r.inVain:
-			// the replay brought it, or the snapshot
+			// included in the replay or in the snapshot
 		default:
 			m.takeLive(f, r.now, r.inVain)
 		}
@@ -237,7 +239,7 @@ func (m *Machine) releaseNext() {
 	missed := m.held.overtaken > 0 && (!m.taken.Known || m.held.overtaken > m.taken.Seq+1)
 	m.held.overtaken = 0
 	switch {
-	case !missed || r.inVain: // the next live message shows it
+	case !missed || r.inVain: // the next live message shows the gap
 	case m.replay:
 		m.startReplay()
 	case !m.wantSnapshot():
@@ -246,26 +248,26 @@ func (m *Machine) releaseNext() {
 	m.heardAll()
 }
 
-// replay is one conversation with the engine's replay socket. What it brings goes to out, and it ends when ctx does.
+// replay is a conversation with the engine's replay socket. The messages go to out, and the conversation ends with ctx.
 type replay struct {
 	conversation[replayed]
 	from events.EngineSeq
 	pace pace
 }
 
-// conversation is a question to the engine whose answers come to out. The zero value is none.
+// conversation is a request to the engine with replies in out. The zero value is none.
 type conversation[T any] struct {
 	out    chan T
 	cancel context.CancelFunc
 }
 
-// converse begins a conversation whose context is ctx's child.
+// converse begins a conversation with a child context of ctx.
 func converse[T any](ctx context.Context, room int) (context.Context, conversation[T]) {
 	ctx, cancel := context.WithCancel(ctx)
 	return ctx, conversation[T]{out: make(chan T, room), cancel: cancel}
 }
 
-// end ends the conversation, if there is one.
+// end ends the conversation, if any.
 func (c *conversation[T]) end() {
 	if c.cancel != nil {
 		c.cancel()
@@ -276,8 +278,8 @@ func (c *conversation[T]) end() {
 type replayed struct {
 	frame Frame
 	ended bool
-	whole *Snapshot // with ended: it is this instead
-	err   error     // with ended: it failed
+	whole *Snapshot // with ended: the snapshot in place of the replay
+	err   error     // with ended: the failure
 }
 
 func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
@@ -286,11 +288,11 @@ func (r *runner) startReplay(ctx context.Context, from events.EngineSeq) {
 	r.lesson.end()
 	ctx, with := converse[replayed](ctx, 64)
 	r.replay = replay{with, from, newPace()}
-	run := r.replay // its own copy: r.replay is of the next one when this one ends
+	run := r.replay // a copy: r.replay belongs to the next conversation when this conversation ends
 	go run.run(ctx, r.cfg)
 }
 
-// replayed takes one thing from the replay that runs.
+// replayed processes a result of the running replay.
 func (r *runner) replayed(ctx context.Context, got replayed) {
 	at := time.Now()
 	now := millis(at)
@@ -316,7 +318,7 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		switch {
 		case r.retryLater(r.machine.ReplayFailed(now), most):
 		case zmtp.Refuses(got.err) && r.cfg.Feed == nil:
-			// live messages went on without it; whether they are the same engine's is asked as soon as it is back
+			// live messages continued without the replay; check the engine as soon as the socket is back
 			r.knock(ctx)
 		default:
 			r.askSoon()
@@ -329,12 +331,12 @@ func (r *runner) replayed(ctx context.Context, got replayed) {
 		r.cfg.Observer.ReplayEnded()
 		r.cfg.Control.replayed(nil)
 		r.retryLater(r.machine.ReplayEnded(now), r.cfg.RetryMax)
-		r.dialNow() // who answers here publishes too
+		r.dialNow() // the publisher listens too
 	}
 	r.replay.end()
 }
 
-// retryLater asks again after a pause, if that is wanted, and reports whether it is.
+// retryLater requests the replay again after a pause, if wanted, and reports whether it is wanted.
 func (r *runner) retryLater(retry ReplayRetry, most time.Duration) bool {
 	if retry.Again {
 		pause := min(r.cfg.RetryMin<<min(retry.Failures-1, 16), most)
@@ -343,13 +345,13 @@ func (r *runner) retryLater(retry ReplayRetry, most time.Duration) bool {
 	return retry.Again
 }
 
-// askSoon has the engine asked again before long, talkative as it may be.
+// askSoon requests a check of the engine soon, even during live messages.
 func (r *runner) askSoon() {
 	r.heardAt = time.Time{}
 	r.check.Reset(min(r.cfg.IdleCheck, r.cfg.RetryMax) + rand.N(r.cfg.RetryMax))
 }
 
-// endMarker is the number of the message that ends a replay (vllm-project/vllm › vllm/distributed/kv_events.py,
+// endMarker is the number of the message at the end of a replay (vllm-project/vllm › vllm/distributed/kv_events.py,
 // END_SEQ).
 const endMarker = 1<<64 - 1
 
@@ -379,7 +381,8 @@ func (p *replay) give(ctx context.Context, got replayed) bool {
 	return got.ended || p.pace.sent(ctx, got.frame.size())
 }
 
-// ask sends a question to an engine's ROUTER socket. The answers come from what it returns, which is to be stopped.
+// ask sends a request to an engine's ROUTER socket. The returned connection receives the replies. The caller must stop
+// it.
 func ask(ctx context.Context, endpoint string, sockets zmtp.Config, question []byte) (*zmtp.Dealer, error) {
 	d, err := zmtp.DialDealer(ctx, endpoint, sockets)
 	if err != nil {
@@ -392,15 +395,15 @@ func ask(ctx context.Context, endpoint string, sockets zmtp.Config, question []b
 	return d, nil
 }
 
-// askReplay asks an engine for its messages from one on, and gives them until the end marker, or until no more are
-// wanted.
+// askReplay requests an engine's messages from a number on, and passes them to give until the end marker, or until give
+// returns false.
 func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func(Frame) bool) error {
 	dialing, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
 	defer cancel()
 	d, err := ask(dialing, cfg.Replay, cfg.Sockets, binary.BigEndian.AppendUint64(nil, uint64(from)))
 	switch {
 	case err != nil && dialing.Err() != nil && ctx.Err() == nil:
-		return fmt.Errorf("%w: nobody at %s has spoken as a replay socket for %v", zmtp.ErrSilent, cfg.Replay,
+		return fmt.Errorf("%w: no replay socket at %s for %v", zmtp.ErrSilent, cfg.Replay,
 			cfg.ReplayTimeout)
 	case err != nil:
 		return err
@@ -412,14 +415,14 @@ func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func
 		cancel()
 		switch {
 		case err != nil && waiting.Err() != nil && ctx.Err() == nil:
-			return fmt.Errorf("%w: the replay socket %s said nothing for %v", zmtp.ErrSilent, cfg.Replay,
+			return fmt.Errorf("%w: no reply from the replay socket %s for %v", zmtp.ErrSilent, cfg.Replay,
 				cfg.ReplayTimeout)
 		case err != nil:
 			return err
 		}
 		// Releases differ: with or without the topic before the number.
 		if len(frames) < 3 || len(frames) > 4 || len(frames[len(frames)-2]) != 8 {
-			return fmt.Errorf("the replay socket %s answered with %d frames that are no replay", cfg.Replay,
+			return fmt.Errorf("the replay socket %s replied with %d frames, which is not a replay", cfg.Replay,
 				len(frames))
 		}
 		seq := binary.BigEndian.Uint64(frames[len(frames)-2])

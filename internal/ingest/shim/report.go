@@ -15,24 +15,24 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Report holds a rank's lease, and says in its record and by the rank's control server how the shim is doing. Any
-// goroutine may call its methods.
+// Report holds a rank's lease, and reports the state of the shim in the lease's record and on the rank's control
+// server. It is safe for concurrent use.
 type Report struct {
 	lease  *registry.Lease
 	server *ControlServer
 
 	mu       sync.Mutex
 	state    registry.ShimState
-	waits    bool   // the log did not take events, and has taken none since
-	crowded  int    // times in a row that the log has refused a batch
-	messages uint64 // that the log had taken at the last Stepped
+	waits    bool   // the log refused events, and has accepted none since
+	crowded  int    // consecutive refused batches
+	messages uint64 // number of messages in the log at the last Stepped
 }
 
 // NewReport prepares a rank's lease: its record says that the shim is catching up. server may be nil.
 func NewReport(ns *jetstream.Namespace, record registry.Record, observer registry.LeaseObserver,
 	server *ControlServer) (*Report, error) {
 	r := &Report{server: server, state: registry.ShimState{CatchingUp: true}}
-	record.Shim = &registry.ShimState{CatchingUp: true} // what the engine said before is not known yet
+	record.Shim = &registry.ShimState{CatchingUp: true} // earlier messages of the engine are not in the log yet
 	record.Control = server != nil
 	var err error
 	if r.lease, err = registry.NewLease(ns, record, observer); err != nil {
@@ -41,7 +41,7 @@ func NewReport(ns *jetstream.Namespace, record registry.Record, observer registr
 	return r, nil
 }
 
-// Keep holds the lease, for [Config].Keep. If another shim has taken it over the error is ErrFenced.
+// Keep holds the lease, for [Config].Keep. The error wraps ErrFenced after a takeover by another shim.
 func (r *Report) Keep(ctx context.Context, lost func()) error {
 	err := r.lease.Keep(ctx, lost)
 	if errors.Is(err, registry.ErrTaken) {
@@ -50,26 +50,25 @@ func (r *Report) Keep(ctx context.Context, lost func()) error {
 	return err
 }
 
-// End ends the lease, for an engine that is gone. stopped reports that the shim was told to stop. Keep's context must
-// be done.
+// End ends the lease of a gone engine. stopped reports a stop request of the shim. Keep's context must be done.
 func (r *Report) End(ctx context.Context, stopped bool) error { return r.lease.End(ctx, stopped) }
 
-// Leave notes in the lease that the shim stops and its engine runs on. Keep's context must be done.
+// Leave records in the lease that the shim stops while its engine continues. Keep's context must be done.
 func (r *Report) Leave(ctx context.Context) error { return r.lease.Leave(ctx) }
 
 // Renew has the lease renewed soon.
 func (r *Report) Renew() { r.lease.Renew() }
 
-// SetNames changes which further names of the model the engine accepts, and which LoRA adapters it has. It returns how
-// many it leaves out since no worker can have them.
+// SetNames sets the further accepted names of the model and the LoRA adapters. It returns the number of invalid names,
+// which are omitted.
 func (r *Report) SetNames(names, adapters []string) (left int) {
 	return r.lease.SetNames(names, adapters)
 }
 
-// SetStore says how the rank uses a shared store, which was learned of its engine.
+// SetStore sets the rank's configuration of a shared store from the engine.
 func (r *Report) SetStore(c *hicache.Config) { r.lease.SetStore(c) }
 
-// SetState says how it stands with the shim and its engine.
+// SetState sets the state of the shim and its engine.
 func (r *Report) SetState(s State) {
 	r.change(func(has *registry.ShimState) {
 		s.Refused, s.Unusable, s.Speaks, s.Slowed = has.Refused, has.Unusable, has.Speaks, has.Slowed
@@ -78,12 +77,12 @@ func (r *Report) SetState(s State) {
 	})
 }
 
-// Speaks says how the engine speaks, which was found out.
+// Speaks sets the detected kind of the engine.
 func (r *Report) Speaks(e events.Engine) {
 	r.change(func(has *registry.ShimState) { has.Speaks = strings.ToLower(e.String()) })
 }
 
-// Several says that several engines publish where the shim expects one; empty: one does.
+// Several sets the description of several publishing engines; empty: a single engine publishes.
 func (r *Report) Several(what string) {
 	r.change(func(has *registry.ShimState) {
 		if has.Several = ""; what != "" {
@@ -92,11 +91,11 @@ func (r *Report) Several(what string) {
 	})
 }
 
-// SeveralAdvice is what to do about several engines that publish where a shim expects one.
+// SeveralAdvice is the remedy for several engines at the socket of a single engine.
 const SeveralAdvice = "give each engine a shim and a port of its own; or, if their topics are kv@IP:PORT@MODEL, start " +
 	"one worker-shim run --listen without --worker, which makes each topic a worker"
 
-// Unusable says why what the engine announces is passed over; nil: it is not.
+// Unusable sets the reason for skipping the engine's events; nil: no reason.
 func (r *Report) Unusable(why error, do string) {
 	r.change(func(has *registry.ShimState) {
 		if has.Unusable = ""; why != nil {
@@ -105,13 +104,13 @@ func (r *Report) Unusable(why error, do string) {
 	})
 }
 
-// Unserved reports why the engine accepts no requests any more; empty: it may accept them.
+// Unserved sets the reason for which the engine accepts no requests; empty: no reason.
 func (r *Report) Unserved(why string) {
 	r.change(func(has *registry.ShimState) { has.Unserved = why })
 }
 
-// LogFailed says why the log does not take events, until Stepped shows that it takes them again. It reports true for
-// the first failure.
+// LogFailed sets the reason for which the log refuses events, until Stepped shows accepted events. It reports whether
+// this is the first failure.
 func (r *Report) LogFailed(err error) (first bool) {
 	r.change(func(has *registry.ShimState) {
 		if first = !r.waits; !first {
@@ -125,12 +124,12 @@ func (r *Report) LogFailed(err error) (first bool) {
 	return first
 }
 
-// crowdedFor is the number of refused batches in a row after which the shim reports that it is slowed down: about a
-// second. Many shims that publish at the same moment refuse each other batches for milliseconds.
+// crowdedFor is the number of consecutive refused batches after which the shim reports the slowdown: about a second.
+// Many shims that publish at the same moment cause refused batches for milliseconds.
 const crowdedFor = 4
 
-// LogCrowded notes that the log has refused a batch because too many are open; nil: it has accepted one again. It
-// reports true if the record says something else from now on.
+// LogCrowded records a refused batch because of too many open batches; nil: a batch was accepted again. It reports
+// whether the record has changed.
 func (r *Report) LogCrowded(err error) (changed bool) {
 	r.mu.Lock()
 	before := r.crowded
@@ -149,12 +148,12 @@ func (r *Report) LogCrowded(err error) (changed bool) {
 	return changed
 }
 
-// CrowdedAdvice is what to do about a log that refuses batches because too many are open.
+// CrowdedAdvice is the remedy for a log that refuses batches because of too many open batches.
 const CrowdedAdvice = "find the client that leaves batches open, by the NATS advisories " +
 	"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.>, and revoke its key; if so many shims publish at once, raise " +
 	"jetstream.limits.batch.max_inflight_per_stream of the NATS servers"
 
-// Stepped looks at whether the log takes events, and reports true if it does again.
+// Stepped checks whether the log accepts events, and reports true if it accepts them again.
 func (r *Report) Stepped(c Counts) (again bool) {
 	r.mu.Lock()
 	again = r.waits && c.Messages > r.messages
@@ -177,7 +176,7 @@ func (r *Report) change(f func(*registry.ShimState)) {
 	r.lease.SetState(r.state)
 }
 
-// LogAdvice is what to do about a log that takes nothing.
+// LogAdvice returns the remedy for a log that accepts no events.
 func LogAdvice(err error) string {
 	switch {
 	case errors.Is(err, jetstream.ErrFull):
@@ -192,27 +191,27 @@ func LogAdvice(err error) string {
 		"wrong; the events wait here, and then in the engine"
 }
 
-// Examiner is a decoder that says what it finds out about its engine. The functions must not be nil.
+// Examiner is a decoder that reports findings about its engine. The functions must not be nil.
 type Examiner struct {
 	*events.Decoder
-	Found func(e events.Engine, why string) // which engine it is, where that was left open
+	Found func(e events.Engine, why string) // the detected engine, if the configuration does not name an engine
 
-	// Unusable is called at the end of a message with an error and the size of the engine's blocks (0: not announced) if
-	// all device blocks so far have another size than the decoder's. It is called with nil when that ends: with the first
-	// block of the decoder's size, or a new engine.
+	// Unusable is called at the end of a message if all device blocks so far have another size than the decoder's, with
+	// the size of the engine's blocks (0: not announced). It is called with nil at the end of this state: at the first
+	// block of the decoder's size, or for a new engine.
 	Unusable func(err error, size uint32)
 
-	// Rank is the rank that is shimmed. OtherRank reports that the engine names another one. If skipped is set, its
-	// events are skipped.
+	// Rank is the rank of the shim. OtherRank is called if the engine names another rank. If skipped is set, its events
+	// are skipped.
 	Rank      events.Rank
 	OtherRank func(rank events.Rank, skipped bool)
 	ranks     ranks
 
-	engine   events.Engine // which was found
+	engine   events.Engine // the detected engine
 	unusable bool          // Unusable was called with an error last
 }
 
-// Begin decodes the first part of a message, and looks at what was found out.
+// Begin decodes the first part of a message, and reports findings.
 func (x *Examiner) Begin(payload []byte) (msg events.Message, more bool, err error) {
 	msg, more, err = x.Decoder.Begin(payload)
 	if msg.HasRank {
@@ -222,15 +221,15 @@ func (x *Examiner) Begin(payload []byte) (msg events.Message, more bool, err err
 	return msg, more, err
 }
 
-// Continue decodes the next part, and looks at what was found out.
+// Continue decodes the next part, and reports findings.
 func (x *Examiner) Continue() (part []events.Event, more bool) {
 	part, more = x.Decoder.Continue()
 	x.look(more)
 	return part, more
 }
 
-// look reports what has changed. more is set within a message: an engine announces the groups of a step together, and
-// only one of them may have blocks of the decoder's size.
+// look reports changed findings. more is set within a message: an engine announces the groups of a step together, and
+// only a single group may have blocks of the decoder's size.
 func (x *Examiner) look(more bool) {
 	if e, why := x.Engine(); why != "" && e != x.engine {
 		x.engine = e
@@ -254,7 +253,7 @@ func (x *Examiner) judge() {
 	x.unusable = is
 }
 
-// Reset forgets what was learned of an engine process.
+// Reset drops the state of an engine process.
 func (x *Examiner) Reset() {
 	x.Decoder.Reset()
 	x.judge()

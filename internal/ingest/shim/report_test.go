@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestLogCrowded: the record says why the log stores events one by one once that has lasted, and no longer than it
-// lasts; the state of the engine does not change it.
+// TestLogCrowded checks that the record has the reason for events stored one by one after a while, until the end of the
+// state. The state of the engine does not change it.
 func TestLogCrowded(t *testing.T) {
 	w := newLogWorld(t)
 	bucket, err := w.ns.EnsureWorkers(w.ctx, jetstream.BucketConfig{})

@@ -227,7 +227,7 @@ func (o observed) look(err error) {
 	if d, ok := o.cfg.Decoder.(interface{ Counts() events.SkipCounts }); ok && o.cfg.Control != nil {
 		if now := d.Counts(); now != o.skips {
 			o.runner.skips = now
-			o.cfg.Control.hear(func(h *engineHeard) { h.skips = now })
+			o.cfg.Control.update(func(h *engineHeard) { h.skips = now })
 		}
 	}
 }

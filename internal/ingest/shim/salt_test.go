@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
-// stored is an event of vLLM: a block of two tokens. Only a prompt's first block has the salt with it.
+// stored is a vLLM event with a block of two tokens. Only a prompt's first block has the salt.
 func stored(name int, parent any, salt string) map[string]any {
 	var extra []any
 	if salt != "" {
@@ -36,14 +36,14 @@ func removed(name int, medium string) map[string]any {
 	return map[string]any{"type": "BlockRemoved", "block_hashes": []int{name}, "medium": medium, "group_idx": 0}
 }
 
-// copied is a copy in host memory, of which vLLM does not say with what salt it was hashed.
+// copied is a copy in host memory. vLLM does not announce the salt of its hash.
 func copied(name int) map[string]any {
 	e := stored(name, nil, "")
 	e["medium"], e["extra_keys"] = "CPU", nil
 	return e
 }
 
-// windowed is the same block in a group that is no part of the prefix.
+// windowed is the same block in a group outside of the prefix.
 func windowed(e map[string]any) map[string]any {
 	e = maps.Clone(e)
 	e["group_idx"], e["kv_cache_spec_kind"], e["kv_cache_spec_sliding_window"] = 1, "sliding_window", 4
@@ -72,7 +72,7 @@ func newKnowledge(t *testing.T) *knowledge {
 	return &knowledge{decoder: newDecoder(t), held: newCopies()}
 }
 
-// give answers a replay out of an engine's messages, without those of which drop says so.
+// give returns a replay function for an engine's messages, without the messages that drop selects.
 func give(said []Frame, drop func() bool) func(events.EngineSeq, func(Frame) bool) error {
 	return func(from events.EngineSeq, take func(Frame) bool) error {
 		for _, f := range said {
@@ -86,7 +86,7 @@ func give(said []Frame, drop func() bool) func(events.EngineSeq, func(Frame) boo
 
 func never() bool { return false }
 
-// reader applies what shims publish.
+// reader applies the published batches of shims.
 type reader struct {
 	*testing.T
 	rank *twin.Rank
@@ -109,16 +109,16 @@ func (r *reader) publish(m *Machine) {
 	}
 }
 
-// TestSaltsAreLearned has shims that start one after the other, and are told at any time what the engine says. In the
-// end the log must say what one shim would have said that heard all of it, though an engine names a salt with a
-// prompt's first block alone.
+// TestSaltsAreLearned runs shims in sequence that receive the engine's messages at random times. At the end the log
+// must be equal to the log of a single shim with all messages, although an engine names a salt only with a prompt's
+// first block.
 func TestSaltsAreLearned(t *testing.T) {
 	corrected := 0
 	for round := range 300 {
 		rng := rand.New(rand.NewPCG(*seedFlag, uint64(round)))
 		var said []Frame
 		var held, hosted []int            // in device memory, and in the host's
-		first := map[int]map[string]any{} // as each block was announced first
+		first := map[int]map[string]any{} // the first announcement of every block
 		name := 0
 		speak := func() {
 			var evs []any
@@ -195,7 +195,7 @@ func TestSaltsAreLearned(t *testing.T) {
 				if err := k.learn(to, give(said, drop)); err != nil {
 					t.Fatal(err)
 				}
-				if rng.IntN(2) == 0 { // what is to be corrected is in the log
+				if rng.IntN(2) == 0 { // the incorrect events are in the log
 					log.publish(m)
 				}
 				before := m.Counts().Events
@@ -208,7 +208,7 @@ func TestSaltsAreLearned(t *testing.T) {
 				t.Fatalf("catching up: %v, counts %+v", m.CatchingUp(), m.Counts())
 			}
 			for range rng.IntN(10) {
-				speak() // while no shim hears it
+				speak() // without a subscribed shim
 			}
 		}
 		m := NewMachine(Identity{Model: "m", BlockSize: 2}, Limits{}, true, newDecoder(t))
@@ -221,7 +221,7 @@ func TestSaltsAreLearned(t *testing.T) {
 		m.ReplayEnded(100)
 		whole.publish(m)
 		if got, want := log.rank.Checksum(), whole.rank.Checksum(); got != want {
-			t.Fatalf("round %d: several shims say that %d blocks are held, one says %d; or others",
+			t.Fatalf("round %d: several shims give %d blocks, a single shim gives %d; or other blocks",
 				round, log.rank.Holdings(), whole.rank.Holdings())
 		}
 	}
@@ -230,7 +230,7 @@ func TestSaltsAreLearned(t *testing.T) {
 	}
 }
 
-// TestLearningInPieces learns from an engine that drops all but the first few messages of each answer.
+// TestLearningInPieces learns from an engine that drops all messages of a reply after the first few.
 func TestLearningInPieces(t *testing.T) {
 	said := []Frame{message(t, 0, stored(1, nil, "tenant"))}
 	for name := 2; name <= 30; name++ {
@@ -261,7 +261,7 @@ func TestLearningInPieces(t *testing.T) {
 		return got.Events[0].Locals[0] != salted
 	}
 	if !knows(k.decoder) {
-		t.Error("the salt is not known")
+		t.Error("the salt is unknown")
 	}
 
 	asked = 0
@@ -328,7 +328,7 @@ func TestLearningHarmsNothing(t *testing.T) {
 		}
 	}
 
-	m, starts := start(), 1 // each replay goes first, and learning begins again after it
+	m, starts := start(), 1 // a replay has priority, and learning restarts afterwards
 	for range 2 * learningStarts {
 		m.Verify()
 		wantsReplay(m)
@@ -343,7 +343,7 @@ func TestLearningHarmsNothing(t *testing.T) {
 	}
 }
 
-// TestRunLearns starts a shim beside an engine of which one before has heard a salt.
+// TestRunLearns starts a shim beside an engine whose salt only an earlier shim has received.
 func TestRunLearns(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -381,7 +381,7 @@ func TestRunLearns(t *testing.T) {
 			t.Fatal(err)
 		}
 		want.rank.Apply(1, msg.Events)
-		if i == 0 { // which a shim before this one has published
+		if i == 0 { // published by an earlier shim
 			log.reader.rank.Apply(1, msg.Events)
 		}
 	}
@@ -410,11 +410,11 @@ func TestRunLearns(t *testing.T) {
 		t.Error(err)
 	}
 	if got, want := log.reader.rank.Checksum(), want.rank.Checksum(); got != want {
-		t.Errorf("the log says that %d blocks are held; the engine's salt is missing", log.reader.rank.Holdings())
+		t.Errorf("the log has %d blocks; the engine's salt is missing", log.reader.rank.Holdings())
 	}
 }
 
-// kept is a log that a reader applies.
+// kept is a log with a reader.
 type kept struct {
 	*memory
 	reader *reader

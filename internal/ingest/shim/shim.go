@@ -10,27 +10,27 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// The errors that a Log tells apart, by what is done next.
+// The errors of a Log, by the reaction.
 var (
-	// ErrFenced: somebody else publishes for the same (instance, rank). Run returns it; find the other shim.
+	// ErrFenced reports another publisher for the same (instance, rank). Run returns it. Find the other shim.
 	ErrFenced = errors.New("another shim publishes for this worker and rank")
 
-	// ErrUnusable: the log, or what is in it, is not for this shim. Run returns it; a person must act.
+	// ErrUnusable reports a log, or a content, that this shim cannot use. Run returns it. An operator must act.
 	ErrUnusable = errors.New("the log cannot be used")
 
-	// ErrLogLost: what the log had acknowledged is gone. Run begins a new incarnation with what the engine can say
-	// again.
+	// ErrLogLost reports that acknowledged messages are gone. Run begins a new incarnation with the engine's repeatable
+	// events.
 	ErrLogLost = errors.New("the log has lost what it had acknowledged")
 )
 
-// Log is where one rank's batches go. Run uses it from one goroutine at a time.
+// Log is the log of a rank. Run uses it from a single goroutine at a time.
 type Log interface {
-	// Last returns what the log holds of this rank, from whichever shim.
+	// Last returns the state of this rank in the log, from any shim.
 	Last(ctx context.Context) (Published, error)
 
-	// Publish appends messages, in order, and returns the place of the last when all are in the log. It tries until
-	// then, and clears up by itself what became of an attempt that nobody answered. The error wraps ErrFenced or
-	// ErrLogLost, or is ctx's; another one ends Run.
+	// Publish appends messages in order, and returns the position of the last after all are in the log. It retries until
+	// then, and determines the result of attempts without a reply. The error wraps ErrFenced or ErrLogLost, or is ctx's;
+	// any other error ends Run.
 	Publish(ctx context.Context, msgs [][]byte) (events.StreamSeq, error)
 }
 
@@ -43,11 +43,11 @@ type Receiver interface {
 	TryRecv() (m zmtp.Message, ok bool, err error)
 }
 
-// Config is one shim's.
+// Config configures a shim.
 type Config struct {
 	Engine string // the engine's PUB endpoint, tcp:// or ipc://
 	Listen bool   // Engine is where to listen: the engine dials in
-	Replay string // the engine's replay endpoint; empty if it has none
+	Replay string // the engine's replay endpoint; empty without replays
 	Topics []string
 
 	// Messages, if not nil, is where the engine's messages come from in place of a socket of its own: they are one
@@ -59,67 +59,66 @@ type Config struct {
 	// Decoder for those that were read already. When it is closed and all of it is in the log, Run returns nil.
 	Feed <-chan Frame
 
-	// Source, if not nil, is asked for what a feed has missed.
+	// Source, if not nil, supplies missed messages of a feed.
 	Source Source
 
 	Identity Identity
 	Limits   Limits
 	Decoder  Decoder
 
-	// ClearUnreadable has a message that Decoder refuses count as one that is missing: what the rank was known to hold
-	// is cleared. Else it costs itself alone. An engine that gives snapshots is asked for one when it says nothing for
-	// a while.
+	// ClearUnreadable makes undecodable messages count as missing: the rank is cleared. Otherwise an undecodable message
+	// is skipped. With a Source, the shim requests a snapshot after a pause of the engine.
 	ClearUnreadable bool
 
 	Log     Log
-	Control *ControlServer // answers what others ask; nil if nobody can
+	Control *ControlServer // answers requests of other processes; nil without requests
 
-	// Keep, if not nil, holds the rank's lease until ctx ends, and calls lost when the lease may have expired: then the
-	// log is looked into. An error ends Run.
+	// Keep, if not nil, holds the rank's lease until ctx ends, and calls lost when the lease may have expired: Run then
+	// reads the log. An error ends Run.
 	Keep func(ctx context.Context, lost func()) error
 
-	// ReplayTimeout is how long the replay socket may say nothing before the replay counts as failed. Default 2 s:
-	// engines answer within a tenth of one.
+	// ReplayTimeout is the longest wait for a message of the replay socket before the replay counts as failed. Default 2
+	// s: engines reply within a tenth of a second.
 	ReplayTimeout time.Duration
 
-	// IdleCheck is after how long a silence the replay socket is asked whether anything was missed: an engine that
-	// drops its last message and then says nothing shows no gap. Default 30 s. After a new connection it is asked
-	// twice: at once, and a second later, when the engine is sure to have our subscription.
+	// IdleCheck is the silence after which the shim checks the replay socket for missed messages: an engine that drops its
+	// last message and then publishes nothing shows no gap. Default 30 s. After a new connection, the shim checks twice:
+	// at once, and after a second, when the engine certainly has the subscription.
 	IdleCheck time.Duration
 
-	// RetryMin and RetryMax bound the pause after the log or the replay socket failed; it doubles in between, with
-	// jitter. Defaults 100 ms and 5 s. While the engine's host refuses, and so can be reached, RetryReachable takes
-	// RetryMax's place: default 500 ms.
+	// RetryMin and RetryMax limit the pause after a failure of the log or the replay socket. The pause doubles in between,
+	// with jitter. Defaults 100 ms and 5 s. While the engine's host refuses connections, and so is reachable,
+	// RetryReachable replaces RetryMax: default 500 ms.
 	RetryMin, RetryMax, RetryReachable time.Duration
 
-	// OnRefused is what follows when the engine's connection has ended and its own ports refuse, Engine's (without
-	// Listen) and Replay's.
+	// OnRefused is the reaction to refusing ports after the end of the engine's connection: the ports of Engine (without
+	// Listen) and Replay.
 	OnRefused OnRefused
 
-	// SilentAfter is after how long without a sign of life the engine counts as silent: heartbeats that are not
-	// answered, for who speaks ZMTP 3.1, and no connection. Default 10 s. It proves nothing of what the engine holds.
+	// SilentAfter is the time without a sign of life after which the engine counts as silent: without replies to
+	// heartbeats, for ZMTP 3.1, and without a connection. Default 10 s. Silence proves nothing about the engine's blocks.
 	SilentAfter time.Duration
 
-	// GoneAfter is after how much longer a silent engine counts as gone, and what it had in memory is cleared. Default
-	// 0: never.
+	// GoneAfter is the further time after which a silent engine counts as gone, and its memory is cleared. Default 0:
+	// never.
 	GoneAfter time.Duration
 
-	// QuietAfter is after how long without a first message, since the first connection, the engine counts as quiet. An
-	// engine whose earlier messages are in the log has published before. Default 30 s.
+	// QuietAfter is the time without a first message since the first connection after which the engine counts as quiet. An
+	// engine with earlier messages in the log never counts as quiet. Default 30 s.
 	QuietAfter time.Duration
 
-	// Stop, if not nil, is closed when the shim is to stop in good order. Run goes on, and returns nil when the engine is
-	// gone and the log has all of it. The caller ends ctx when it waits no longer for the engine.
+	// Stop, if not nil, is closed to request a graceful stop. Run continues, and returns nil when the engine is gone and
+	// the log has all of its events. The caller ends ctx to stop waiting for the engine.
 	Stop <-chan struct{}
 
-	// Serving is where the engine takes requests, HOST:PORT. Run connects to it twice a second to see whether it still
-	// accepts. Empty: it is not watched.
+	// Serving is the engine's address for requests, HOST:PORT. Run connects twice a second to detect refusals. Empty
+	// disables the check.
 	Serving string
 
-	// Sleep, if not nil, is where reports come from whether the engine sleeps. What a sleeping engine held is cleared.
+	// Sleep, if not nil, delivers reports of the engine's sleep. A sleeping engine's rank is cleared.
 	Sleep <-chan SleepReport
 
-	Tracer *tracing.Tracer // of what is published; nil: that is not traced
+	Tracer *tracing.Tracer // traces published events; nil disables traces
 
 	Sockets  zmtp.Config // bounds of the engine's sockets; Run sets Failed
 	Observer Observer    // nil: [Unobserved]

@@ -12,23 +12,23 @@ import (
 
 // Snapshot is everything that an engine holds, as messages for a reader without earlier messages.
 type Snapshot struct {
-	Next     events.EngineSeq // the live message that follows
+	Next     events.EngineSeq // number of the next live message
 	Payloads [][]byte
 }
 
-// Source can be asked for what a feed has missed.
+// Source supplies missed messages of a feed.
 type Source interface {
-	// Ask asks for the messages from one on, or, from 0, for all that is held.
+	// Ask requests the messages from a number on. 0 requests all held blocks.
 	Ask(ctx context.Context, from events.EngineSeq) (Said, error)
 }
 
-// Said is what a source answers.
+// Said is the reply of a source.
 type Said struct {
-	Frames []Frame   // what was asked for; none if there is nothing yet that was
-	Whole  *Snapshot // or all that is held, where it does not keep that
+	Frames []Frame   // the requested messages; empty if none exist yet
+	Whole  *Snapshot // or all held blocks, if the messages are no longer kept
 }
 
-// askSource asks the source, and waits as long as for a snapshot.
+// askSource sends a request to the source, with the timeout of a snapshot.
 func askSource(ctx context.Context, cfg Config, from events.EngineSeq) (Said, error) {
 	asking, cancel := context.WithTimeout(ctx, snapshotPatience*cfg.ReplayTimeout)
 	defer cancel()
@@ -39,25 +39,25 @@ func askSource(ctx context.Context, cfg Config, from events.EngineSeq) (Said, er
 	return said, err
 }
 
-// awaitingSnapshot is the phase in which the engine is asked for all that it holds.
+// awaitingSnapshot is the phase of a snapshot request.
 type awaitingSnapshot struct {
-	asked bool // Advance has returned it
+	asked bool // Advance has returned the request
 }
 
 func (*awaitingSnapshot) takesLive() bool { return false }
 
-// basis is how the message that was taken last is known.
+// basis is the source of the last processed message.
 type basis uint8
 
 const (
 	heard basis = iota
-	named       // a snapshot names it; its digest is not known
-	shown       // its digest is what a replay showed after a snapshot; nothing live has followed it yet
+	named       // from a snapshot; the digest is unknown
+	shown       // the digest is from a replay after a snapshot; no live message has followed yet
 )
 
 // offers is the state of requests for snapshots. The zero value is that of an engine without snapshots.
 type offers struct {
-	configured bool // the engine may be asked for one
+	configured bool // the engine may have snapshots
 	tries      int  // since something of the live stream fitted
 	refused    bool // no more are asked for until something changes
 	// something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that
@@ -84,27 +84,27 @@ func (m *Machine) wantSnapshot() bool {
 	return true
 }
 
-// awaited reports whether Advance has asked for a snapshot.
+// awaited reports whether Advance has requested a snapshot.
 func (m *Machine) awaited() bool {
 	p, ok := m.phase.(*awaitingSnapshot)
 	return ok && p.asked
 }
 
-// Snapshot takes what the engine holds, in a new incarnation. Until a message after it was taken the log has no cursor,
-// so that a shim which starts again meanwhile begins from nothing.
+// Snapshot processes the engine's held blocks in a new incarnation. Until a later message, the log has no cursor, so a
+// restarted shim begins without a cursor.
 func (m *Machine) Snapshot(s Snapshot, now events.Millis) {
 	m.complete()
 	if !m.awaited() {
 		return
 	}
-	if m.taken.Known || m.spoken() { // else the incarnation has its first clear and nothing more
+	if m.taken.Known || m.spoken() { // otherwise the incarnation has only its first clear
 		m.begin(events.ReasonGap, now)
 	}
 	m.adopting = &adopting{s, now}
 	m.work(m.hasRoom)
 }
 
-// adoptNext takes the next message of the snapshot in hand, and behind the last one goes on with live messages.
+// adoptNext processes the next message of the snapshot, and continues with live messages after the last.
 func (m *Machine) adoptNext() {
 	a := m.adopting
 	if len(a.snapshot.Payloads) > 0 {

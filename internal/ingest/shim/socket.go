@@ -20,7 +20,7 @@ func (cfg *Config) sockets() zmtp.Config {
 	return s
 }
 
-// heard takes one thing from the engine's live socket.
+// heard processes a message of the engine's live socket.
 func (r *runner) heard(msg zmtp.Message) {
 	switch msg.Kind {
 	case zmtp.Opened:
@@ -28,7 +28,7 @@ func (r *runner) heard(msg zmtp.Message) {
 		r.cfg.Observer.Connected(r.cfg.Engine)
 		r.watching.presence.opened(time.Now())
 		r.watching.expect(time.Now(), r.cfg.QuietAfter)
-		r.watching.stopKnocking() // it is asked at once
+		r.watching.stopKnocking() // a request follows at once
 		r.machine.Connected()
 		r.check.Reset(time.Second)
 		r.heardAt = time.Time{}
@@ -67,7 +67,7 @@ func (r *runner) heard(msg zmtp.Message) {
 	}
 }
 
-// replaceEngine begins a new incarnation: what was known is another engine's than the one that is followed.
+// replaceEngine begins a new incarnation: another engine is followed from now on.
 func (r *runner) replaceEngine(now time.Time) {
 	r.retry.Stop()
 	r.replay.end()

@@ -12,12 +12,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// keeper is a source that keeps the last messages of a feed, and all that is held: one block for each message.
+// keeper is a source that keeps the last messages of a feed, and all held blocks, a block for every message.
 type keeper struct {
 	mu    sync.Mutex
 	last  events.EngineSeq
 	keeps int
-	fails int // how often it does not answer
+	fails int // number of failing requests
 	asked []events.EngineSeq
 }
 
@@ -65,7 +65,7 @@ func (keptDecoder) Decode(payload []byte) (m events.Message, err error) {
 	return m, nil
 }
 
-// keptLog is a log in memory, which says what its last incarnation holds.
+// keptLog is a log in memory with the held blocks of the last incarnation.
 type keptLog struct {
 	mu      sync.Mutex
 	held    []events.BlockHash
@@ -94,7 +94,7 @@ func (l *keptLog) Publish(_ context.Context, msgs [][]byte) (events.StreamSeq, e
 	return 1, nil
 }
 
-// waitFor waits until the log holds the blocks from 1 to n, each once.
+// waitFor waits until the log has the blocks from 1 to n, each once.
 func (l *keptLog) waitFor(t *testing.T, n events.EngineSeq) {
 	t.Helper()
 	deadline := time.After(4 * time.Minute)
@@ -117,11 +117,12 @@ func (l *keptLog) waitFor(t *testing.T, n events.EngineSeq) {
 	}
 }
 
-// TestSource has a feed that loses messages, few and more than its source keeps: each time the source fills the gap.
+// TestSource has a feed that loses messages, with fewer and more losses than the source keeps. The source fills every
+// gap.
 func TestSource(t *testing.T) {
 	k, log, feed := &keeper{keeps: 5, fails: 1}, &keptLog{changed: make(chan struct{})}, make(chan Frame)
 	for range 3 {
-		k.publish() // before anybody hears
+		k.publish() // before the first subscriber
 	}
 	ended := make(chan error, 1)
 	go func() {
@@ -141,7 +142,7 @@ func TestSource(t *testing.T) {
 	}
 	feed <- k.publish()
 	log.waitFor(t, 28)
-	k.publish() // the last is lost, and a new connection shows it
+	k.publish() // the last message is lost, and a new connection reveals the loss
 	feed <- Frame{Opened: true}
 	log.waitFor(t, 29)
 	close(feed)

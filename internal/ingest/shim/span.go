@@ -6,14 +6,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// span is where the incarnation that is published now began in the log, as far as that is known.
+// span is the known start of the current incarnation in the log.
 type span struct {
 	incarnation events.Incarnation
-	lastSeq     events.StreamSeq // of the last message that was seen to be in the log
-	first       events.StreamSeq // the incarnation's first message is there or later; 0: not known
+	lastSeq     events.StreamSeq // of the last message that was seen in the log
+	first       events.StreamSeq // position of the incarnation's first message, or an earlier position; 0: unknown
 }
 
-// recovered tells what the log held when the shim began, and with which incarnation it goes on.
+// recovered records the state of the log at the shim's start, and the incarnation that continues.
 func (s *span) recovered(p Published, incarnation events.Incarnation) {
 	s.lastSeq = p.Seq
 	s.begun(incarnation)
@@ -22,22 +22,22 @@ func (s *span) recovered(p Published, incarnation events.Incarnation) {
 	}
 }
 
-// begun tells which incarnation is published now.
+// begun records the current incarnation.
 func (s *span) begun(incarnation events.Incarnation) {
 	if incarnation != s.incarnation {
 		s.incarnation, s.first = incarnation, s.lastSeq+1
 	}
 }
 
-// resyncIfLost begins a new incarnation for those who have asked for one because the log has lost something, unless the
-// log has all of the present one, or will have.
+// resyncIfLost begins a new incarnation for waiting requests after a loss of the log, unless the log has, or will have,
+// all of the present incarnation.
 func (r *runner) resyncIfLost(present Published) {
 	if len(r.waiting) == 0 {
 		return
 	}
 	acked := r.machine.Acked()
 	switch {
-	case acked.Incarnation != r.machine.Incarnation(): // nothing of it was published yet
+	case acked.Incarnation != r.machine.Incarnation(): // none of the incarnation is published yet
 	case !present.Found || present.compare(acked.Reached) != 0:
 		r.logLost(present)
 	case r.span.first == 0 || present.LogFirst == 0 || present.LogFirst > r.span.first:
@@ -45,14 +45,13 @@ func (r *runner) resyncIfLost(present Published) {
 	}
 }
 
-// logLost tells the machine that the log has this instead of what it had acknowledged. Numbers of messages seen before
-// mean nothing then.
+// logLost passes the present state of the log after a loss to the machine. Earlier message numbers are invalid then.
 func (r *runner) logLost(present Published) {
 	r.machine.LogLost(present, millis(time.Now()))
 	r.span = span{lastSeq: present.Seq}
 }
 
-// logUnreadable tells the machine that the rank's last message in the log cannot be read.
+// logUnreadable reports the rank's unreadable last message in the log to the machine.
 func (r *runner) logUnreadable(present Published) {
 	if r.machine.LogUnreadable(present, millis(time.Now())) {
 		r.span = span{lastSeq: present.Seq}
@@ -60,7 +59,7 @@ func (r *runner) logUnreadable(present Published) {
 	}
 }
 
-// answerRequests tells those who have asked which incarnation they will see.
+// answerRequests replies to the waiting requests with the current incarnation.
 func (r *runner) answerRequests() {
 	for _, a := range r.waiting {
 		a.begun <- r.machine.Incarnation()

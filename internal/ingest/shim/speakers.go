@@ -10,63 +10,63 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 )
 
-// speakers decides which of the engines behind one socket is followed. A rank has one engine. More of them publish
-// here if several dial one listening socket, or if a forwarder carries several over one connection. Their message
-// numbers have nothing to do with each other, so a machine that heard them all would see a restart in each message.
+// speakers selects the followed engine at a socket with several engines. A rank has a single engine. Several engines
+// publish here if several connect to a listening socket, or if a forwarder carries several over a connection. Their
+// message numbers are unrelated, so a machine that processed all messages would detect a restart in each.
 //
-// The machine receives the messages of one speaker. The messages of the others are counted and skipped. speakers is
-// stepped: it reads no clock. Run's loop owns it.
+// The machine receives the messages of a single speaker. The messages of other speakers are counted and skipped.
+// speakers is stepped: it reads no clock. Run's loop owns it.
 //
-//	                    its connection ends
-//	   ┌───────────────────────────────────────────────┐
-//	   ▼         first message                         │
-//	nobody ────────────────────────▶ one is followed ──┤ a newer connection speaks with the same topic:
-//	                                   ▲    │          │ that one is followed
-//	                                   │    │ numbers go back again and again on one connection
-//	                     mutedFor ends │    ▼
-//	                                  muted (nothing is followed)
+//	                   its connection ends
+//	  ┌───────────────────────────────────────────────┐
+//	  ▼         first message                         │
+//	none ──────────────────────▶ a speaker followed ──┤ a newer connection with the same topic:
+//	                                  ▲    │          │ this connection is followed
+//	                                  │    │ numbers decrease repeatedly on a connection
+//	                    mutedFor ends │    ▼
+//	                                 muted (no speaker is followed)
 type speakers struct {
-	followed *speaker // nil: nobody
-	known    bool     // somebody was followed before, as last says
+	followed *speaker // nil: none
+	known    bool     // a speaker was followed before: last
 	last     speaker
 	newest   uint64 // the number of the newest connection
-	ended    uint64 // the newest connection when the last followed one ended
+	ended    uint64 // the newest connection at the end of the last followed connection
 
-	open   map[uint64]string     // the address of each open connection
-	others map[speaker]time.Time // speakers that are not followed, and when each spoke last
+	open   map[uint64]string     // addresses of open connections
+	others map[speaker]time.Time // times of the last messages of other speakers
 
-	restarts []time.Time // of the followed speaker, on one connection, within restartsWithin
+	restarts []time.Time // of the followed speaker, on a connection, within restartsWithin
 	muted    time.Time   // until then nothing is followed; zero: not muted
 }
 
-// speaker is an engine as it can be told from others: by its connection and its topic.
+// speaker identifies an engine by connection and topic.
 type speaker struct {
 	conn  uint64
 	topic string
 }
 
-// verdict is what becomes of a message.
+// verdict is the treatment of a message.
 type verdict uint8
 
 const (
-	follow  verdict = iota // the machine receives it
-	replace                // the same, and it is of another engine than the messages before
-	skip                   // it is of an engine that is not followed
+	follow  verdict = iota // the machine receives the message
+	replace                // the same, but the engine differs from the earlier engine
+	skip                   // the engine is not followed
 )
 
 const (
-	// An engine that restarts opens a new connection. Three restarts on one connection within a minute are several
-	// engines behind a forwarder.
+	// A restarted engine opens a new connection. Three restarts on a connection within a minute mean several engines
+	// behind a forwarder.
 	restartsMost   = 3
 	restartsWithin = time.Minute
 
-	// mutedFor is how long nothing is followed after that. It bounds the incarnations that such a connection begins.
+	// mutedFor is the time without a followed speaker after that. It limits the incarnations of such a connection.
 	mutedFor = time.Minute
 
-	// An engine that is not followed is reported until its connection ends, or until it has said nothing for so long.
+	// An engine that is not followed is reported until the end of its connection, or until this silence.
 	otherFor = 5 * time.Minute
 
-	// othersMost bounds the speakers that are remembered.
+	// othersMost is the maximum number of kept speakers.
 	othersMost = 64
 )
 
@@ -78,7 +78,7 @@ func (s *speakers) opened(p *zmtp.Peer) {
 	s.newest = max(s.newest, p.Conn)
 }
 
-// closed reports true if the engine that was followed is gone while others speak: what it held is not theirs.
+// closed reports whether the followed engine is gone while other engines publish: its blocks are not theirs.
 func (s *speakers) closed(p *zmtp.Peer) (replaced bool) {
 	delete(s.open, p.Conn)
 	maps.DeleteFunc(s.others, func(o speaker, _ time.Time) bool { return o.conn == p.Conn })
@@ -112,7 +112,7 @@ func (s *speakers) message(p *zmtp.Peer, topic []byte, now time.Time) verdict {
 		return skip
 	}
 	next := speaker{p.Conn, string(topic)}
-	if f != nil { // a newer connection with the same topic: the old one may be dead, or it is another engine
+	if f != nil { // a newer connection with the same topic: the old connection may be dead, or the engine is another
 		s.heard(*f, now)
 	}
 	delete(s.others, next)
@@ -125,15 +125,15 @@ func (s *speakers) message(p *zmtp.Peer, topic []byte, now time.Time) verdict {
 	return replace
 }
 
-// heard remembers a speaker that is not followed.
+// heard records a speaker that is not followed.
 func (s *speakers) heard(o speaker, now time.Time) {
 	if _, is := s.others[o]; is || len(s.others) < othersMost {
 		s.others[o] = now
 	}
 }
 
-// restarted notes that the followed speaker began a new incarnation on its connection. It reports true if the speaker
-// is muted from now on.
+// restarted records a new incarnation of the followed speaker on its connection. It reports whether the speaker is
+// muted from now on.
 func (s *speakers) restarted(now time.Time) bool {
 	s.restarts = slices.DeleteFunc(s.restarts, func(t time.Time) bool { return now.Sub(t) > restartsWithin })
 	if s.restarts = append(s.restarts, now); len(s.restarts) < restartsMost {
@@ -143,15 +143,15 @@ func (s *speakers) restarted(now time.Time) bool {
 	return true
 }
 
-// calm forgets the restarts.
+// calm drops the restarts.
 func (s *speakers) calm() { s.restarts, s.muted = nil, time.Time{} }
 
-// tick forgets speakers that have said nothing for long.
+// tick drops speakers after a long silence.
 func (s *speakers) tick(now time.Time) {
 	maps.DeleteFunc(s.others, func(_ speaker, last time.Time) bool { return now.Sub(last) > otherFor })
 }
 
-// several returns how many engines speak, and which; empty: not more than one.
+// several describes the publishing engines; empty: at most a single engine.
 func (s *speakers) several() string {
 	switch {
 	case !s.muted.IsZero():

@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 )
 
-// TestSpeakers plays what a listening socket receives: open, close and speak name a connection by number, and speak its
-// topic. What follows the arrow is what becomes of a message, or whether what was known is another engine's.
+// TestSpeakers plays the input of a listening socket: open, close and speak name a connection by number, and speak has
+// a topic. The arrow precedes the treatment of a message, or whether the earlier blocks belong to another engine.
 func TestSpeakers(t *testing.T) {
 	for name, script := range map[string]string{
 		"one engine":                      "open 1; speak 1 a > follow; speak 1 a > follow",
@@ -64,15 +64,15 @@ func TestSpeakers(t *testing.T) {
 	}
 }
 
-// TestSpeakersNeverMix plays random connections. Between two messages of different engines that the machine receives,
-// a replacement is reported, and a state of several engines ends with the connections.
+// TestSpeakersNeverMix plays random connections. Between two messages of different engines, the machine gets a
+// replacement, and a state of several engines ends with the connections.
 func TestSpeakersNeverMix(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	for range 2000 {
 		var s speakers
 		now := time.Unix(1000, 0)
 		next, open := uint64(1), map[uint64]string{}
-		var last uint64 // the connection whose message was received last; 0: nothing is known
+		var last uint64 // connection of the last received message; 0: unknown
 		for range 60 {
 			now = now.Add(time.Duration(rng.IntN(1000)) * time.Millisecond)
 			conn := uint64(0)
@@ -98,7 +98,7 @@ func TestSpeakersNeverMix(t *testing.T) {
 				switch s.message(&zmtp.Peer{Conn: conn}, []byte(open[conn]), now) {
 				case follow:
 					if _, both := open[last]; last != 0 && last != conn && both {
-						t.Fatalf("connections %d and %d are one engine's", last, conn)
+						t.Fatalf("connections %d and %d count as the same engine", last, conn)
 					}
 					last = conn
 				case replace:

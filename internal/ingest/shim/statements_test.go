@@ -107,7 +107,8 @@ func (w *story) write(data []byte) {
 	w.last = Published{Found: true, Reached: Reached{b.Incarnation, b.LastID(), b.Cursor}}
 }
 
-// TestSequences: what an engine's numbers mean, line by line. pkg/events/testdata/COVERAGE.md lists them all.
+// TestSequences checks the meaning of an engine's numbers, line by line. pkg/events/testdata/COVERAGE.md lists the
+// statements.
 func TestSequences(t *testing.T) {
 	begin := []string{"connected", "asks 0", "replayed 0 life1 +1", "ended"}
 	for _, c := range []struct {
@@ -116,19 +117,19 @@ func TestSequences(t *testing.T) {
 		steps    []string
 		want     string // the log
 	}{
-		{"the first contact asks for everything at once, though nothing was missed live", false,
+		{"the first contact requests a full replay at once, without a gap", false,
 			[]string{"connected", "asks 0", "replayed 0 life1 +1", "replayed 1 life1 +2", "ended",
 				"live 2 life1 +3"}, "clear:restart +1 +2 +3"},
-		{"the replay of an engine that has said nothing is an end marker alone", false,
+		{"the replay of a silent engine is only an end marker", false,
 			[]string{"connected", "asks 0", "ended", "live 0 life1 +1"}, "clear:restart +1"},
-		{"joined late, without a replay: what is heard counts from there on", true,
+		{"joined late, without a replay: messages count from there on", true,
 			[]string{"connected", "asks nothing", "live 7 life1 +1", "live 8 life1 +2"}, "clear:restart +1 +2"},
 		{"joined late, the replay buffer has moved on: likewise", false,
 			[]string{"connected", "asks 0", "replayed 5 life1 +5", "ended", "live 6 life1 +6"}, "clear:restart +5 +6"},
-		{"the number after the last one: taken", false, append(begin[:4:4], "live 1 life1 +2"), "clear:restart +1 +2"},
+		{"the next number: processed", false, append(begin[:4:4], "live 1 life1 +2"), "clear:restart +1 +2"},
 		{"the same number and content again: dropped", false, append(begin[:4:4], "live 0 life1 +1", "asks nothing",
 			"live 1 life1 +2"), "clear:restart +1 +2"},
-		{"a number beyond: the gap is asked for, and filled", false,
+		{"a later number: the gap is requested and filled", false,
 			append(begin[:4:4], "live 3 life1 +4", "asks 0", "replayed 0 life1 +1", "replayed 1 life1 +2",
 				"replayed 2 life1 +3", "replayed 3 life1 +4", "ended", "live 4 life1 +5"),
 			"clear:restart +1 +2 +3 +4 +5"},
@@ -136,17 +137,17 @@ func TestSequences(t *testing.T) {
 			append(begin[:4:4], "live 2 life1 +3", "asks 0", "live 3 life1 +4", "replayed 0 life1 +1",
 				"live 4 life1 +5", "replayed 1 life1 +2", "replayed 2 life1 +3", "replayed 3 life1 +4", "ended"),
 			"clear:restart +1 +2 +3 +4 +5"},
-		{"a gap, and the replay begins beyond it: the rank is cleared, with the reason", false,
+		{"a gap, and a replay after the gap: the rank is cleared with the reason", false,
 			append(begin[:4:4], "live 9 life1 +10", "asks 0", "replayed 8 life1 +9", "replayed 9 life1 +10",
 				"ended"), "clear:restart +1 clear:gap +9 +10"},
-		{"a number that the engine itself has lost, in the replay as well: cleared", false,
+		{"a number that is also missing in the replay: cleared", false,
 			append(begin[:4:4], "live 2 life1 +3", "asks 0", "replayed 0 life1 +1", "replayed 2 life1 +3",
 				"ended"), "clear:restart +1 clear:gap +3"},
-		{"a gap, and no replay can be had: cleared", false, append(begin[:4:4], "live 2 life1 +3", "asks 0", "failed"),
+		{"a gap without a replay: cleared", false, append(begin[:4:4], "live 2 life1 +3", "asks 0", "failed"),
 			"clear:restart +1 clear:gap +3"},
 		{"a gap, and there is no replay socket: cleared", true, []string{"connected", "live 0 life1 +1",
 			"live 2 life1 +3"}, "clear:restart +1 clear:gap +3"},
-		{"a lower number: a new life, all of which is asked for", false,
+		{"a lower number: a new life with a full replay", false,
 			append(begin[:4:4], "live 1 life1 +2", "live 0 life2 +7", "asks 1", "ended", "asks 0",
 				"replayed 0 life2 +7", "ended"), "clear:restart +1 +2 clear:restart +7"},
 		{"a lower number without a replay socket: a new life", true, []string{"connected", "live 0 life1 +1",
@@ -154,10 +155,10 @@ func TestSequences(t *testing.T) {
 		{"the same number with another content: a new life", false,
 			append(begin[:4:4], "live 0 life2 +7", "asks 0", "replayed 0 life2 +7", "asks 0", "replayed 0 life2 +7",
 				"ended"), "clear:restart +1 clear:restart +7"},
-		{"a new life that is ahead of the old one by now: the replayed message is another", false,
+		{"a new life that is ahead of the old life: the replayed message differs", false,
 			append(begin[:4:4], "connected", "asks 0", "replayed 0 life2 +7", "asks 0", "replayed 0 life2 +7",
 				"replayed 1 life2 +8", "ended"), "clear:restart +1 clear:restart +7 +8"},
-		{"a new life that fits exactly, after a reconnect: found out by the digest", false,
+		{"a new life with matching numbers after a reconnect: detected by the digest", false,
 			append(begin[:4:4], "connected", "asks 0", "live 1 life2 +8", "replayed 0 life2 +7", "asks 0",
 				"replayed 0 life2 +7", "replayed 1 life2 +8", "ended"), "clear:restart +1 clear:restart +7 +8"},
 		{"a reconnect without a new life loses and repeats nothing", false,
@@ -165,18 +166,18 @@ func TestSequences(t *testing.T) {
 				"live 2 life1 +3"), "clear:restart +1 +2 +3"},
 		{"numbers from 1, as some simulators have", false, []string{"connected", "asks 0", "replayed 1 life1 +1",
 			"ended", "live 2 life1 +2"}, "clear:restart +1 +2"},
-		{"a shim that starts again goes on where the log ends", false,
+		{"a restarted shim continues at the end of the log", false,
 			append(begin[:4:4], "again", "connected", "asks 0", "replayed 0 life1 +1", "replayed 1 life1 +2",
 				"ended"), "clear:restart +1 +2"},
-		{"a shim that starts again beside another life of the engine", false,
+		{"a restarted shim beside another life of the engine", false,
 			append(begin[:4:4], "again", "connected", "asks 0", "replayed 0 life2 +7", "asks 0", "replayed 0 life2 +7",
 				"ended"), "clear:restart +1 clear:restart +7"},
 		{"a clear at any time, and the engine's first message", false,
 			[]string{"connected", "asks 0", "replayed 0 life1 clear", "replayed 1 life1 +1 clear +2",
 				"ended"}, "clear:restart clear:engine +1 clear:engine +2"},
-		{"a removal of what was never stored goes into the log: the index counts it", false,
+		{"a removal of an unknown block goes into the log: the index counts it", false,
 			append(begin[:4:4], "live 1 life1 -99"), "clear:restart +1 -99"},
-		{"a message that cannot be read costs itself and nothing else", false, append(begin[:4:4], "live 1 life1 +x",
+		{"an undecodable message is skipped without other effects", false, append(begin[:4:4], "live 1 life1 +x",
 			"live 2 life1 +3"), "clear:restart +1 +3"},
 		{"silence is no death", false, append(begin[:4:4], "connected", "asks 0", "replayed 0 life1 +1", "ended",
 			"connected", "asks 0", "replayed 0 life1 +1", "ended"), "clear:restart +1"},
@@ -191,7 +192,7 @@ func TestSequences(t *testing.T) {
 				}
 			}
 			if want := strings.Fields(c.want); !slices.Equal(w.log, want) {
-				t.Errorf("the log says %q, want %q", w.log, want)
+				t.Errorf("the log has %q, want %q", w.log, want)
 			}
 		})
 	}

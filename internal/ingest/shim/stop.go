@@ -18,15 +18,15 @@ import (
 // An engine that drains closes its HTTP port while its process still runs and its event port is open. So the shim also
 // watches the serving address. A refusal counts if the address accepted before, or if the shim stops.
 
-// stopping is the state of a stop, and of the serving address. Run's loop owns it.
+// stopping is the state of a stop and of the serving address. Run's loop owns it.
 type stopping struct {
 	requested <-chan struct{} // nil once the stop has begun
 	begun     bool
-	served    chan bool // whether the serving address refuses, at each change; of watchServing
+	served    chan bool // whether the serving address refuses, at every change; from watchServing
 }
 
-// The pauses between two connections to the serving address: while it accepts, before it has accepted once, and while
-// the shim stops.
+// The pauses between two connections to the serving address: while the address accepts, before its first acceptance,
+// and during a stop.
 const (
 	servedEvery    = 500 * time.Millisecond
 	servedBefore   = 2 * time.Second
@@ -39,8 +39,8 @@ func (r *runner) beginStop() {
 	r.watching.presence.expectEnd()
 }
 
-// watchServing sends whether the serving address refuses connections, at each change, until ctx ends. An error of
-// another kind says nothing.
+// watchServing sends whether the serving address refuses connections, at every change, until ctx ends. Other errors are
+// ignored.
 func (r *runner) watchServing(ctx context.Context) {
 	refusals, accepted, reported, stopping := 0, false, false, false
 	for stop := r.cfg.Stop; ctx.Err() == nil; {
@@ -69,7 +69,7 @@ func (r *runner) watchServing(ctx context.Context) {
 		select {
 		case <-time.After(pause):
 		case <-stop:
-			stop, stopping, accepted = nil, true, true // from now on each refusal counts
+			stop, stopping, accepted = nil, true, true // from now on every refusal counts
 		case <-ctx.Done():
 		}
 	}
@@ -84,7 +84,7 @@ func (r *runner) reportServed(refuses bool) {
 	r.cfg.Observer.Unserved(why)
 }
 
-// hasStopped reports whether the shim is to stop and the machine has all of an engine that is gone.
+// hasStopped reports whether a stop is requested and the machine has published all events of a gone engine.
 func (r *runner) hasStopped() bool {
 	return r.stopping.begun && r.watching.presence.state.Engine == api.EngineGone && !r.machine.Busy()
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestStop stops shims before, with and after their engines. A shim ends once the engine is gone and the log says that
-// it holds nothing. While the engine runs on, the shim publishes, until its context ends.
+// TestStop stops shims before, with and after their engines. A shim ends after the engine is gone and the log has the
+// clear. While the engine continues, the shim publishes until the end of its context.
 func TestStop(t *testing.T) {
 	t.Parallel()
 	for _, order := range []string{"engine first", "shim first", "the engine runs on"} {
@@ -56,7 +56,7 @@ func TestStop(t *testing.T) {
 				}
 				select {
 				case err := <-ended:
-					t.Fatalf("it ended before it was stopped: %v", err)
+					t.Fatalf("Run ended before the stop: %v", err)
 				default:
 				}
 				close(stop)
@@ -75,17 +75,17 @@ func TestStop(t *testing.T) {
 					t.Error(err)
 				}
 			case <-ctx.Done():
-				t.Fatal("it does not end")
+				t.Fatal("Run does not end")
 			}
 			var want []events.BlockHash
 			if order == "the engine runs on" {
 				want = engine.State().Blocks
 			}
 			if lives := running.Err() == nil; lives != (want == nil) {
-				t.Errorf("it ended by itself: %v", lives)
+				t.Errorf("Run ended without a request: %v", lives)
 			}
 			now, cancelNow := context.WithCancel(ctx)
-			cancelNow() // the log must say so already
+			cancelNow() // the log must have the clear already
 			if err := log.await(now, want); err != nil {
 				t.Error(err)
 			}
@@ -93,8 +93,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestEngineAcceptsNoRequests has an engine that drains: its serving address refuses, and its events go on. The shim
-// reports that, and that the address accepts again. An address that has never accepted counts once the shim stops.
+// TestEngineAcceptsNoRequests has a draining engine: its serving address refuses, and its events continue. The shim
+// reports this, and the end of the refusals. An address without an earlier acceptance counts after the stop request.
 func TestEngineAcceptsNoRequests(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

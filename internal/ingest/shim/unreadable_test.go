@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestUnreadable has an engine say what cannot be decoded: each such message costs itself alone; or, if that is what
-// was asked for, the rank is cleared, once however many follow each other, and the log's cursor goes on past it.
+// TestUnreadable publishes undecodable messages. Each is skipped without other effects. In strict mode the rank is
+// cleared, once for consecutive messages, and the log's cursor continues after them.
 func TestUnreadable(t *testing.T) {
 	said := []string{"life1 +1 +2", "life1 ?", "life1 ? -1", "life1", "life1 +3", "life1 -2 ?", "life1 +4"}
 	for _, c := range []struct {
@@ -74,7 +74,7 @@ func TestUnreadableAsksForASnapshot(t *testing.T) {
 		t.Fatal("while the engine speaks")
 	}
 	if m.Verify(); !wantsSnapshot(m) {
-		t.Fatal("it is not asked for a snapshot")
+		t.Fatal("no snapshot request")
 	}
 	before := m.Counts().Events
 	// a clear and the block

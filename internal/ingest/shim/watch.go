@@ -13,28 +13,28 @@ import (
 // delayedAfter is after how long in the air a flight is late.
 const delayedAfter = 500 * time.Millisecond
 
-// probeTimeout bounds one attempt to connect to a port that is probed.
+// probeTimeout is the time limit of a connection to a probed port.
 const probeTimeout = 2 * time.Second
 
-// watching is what waits around a presence. Run's loop owns it.
+// watching has the timers and goroutines of a presence. Run's loop owns it.
 type watching struct {
 	presence presence
 	reported State      // to the hook
 	ports    []string   // of the engine's own
-	rule     *dial.Rule // that judges them
+	rule     *dial.Rule // the rule for the addresses
 	tick     *time.Timer
 
 	delayed *time.Timer // runs while a flight is in the air
 
-	quiet   *time.Timer // ends when an engine that never spoke counts as quiet
-	quietAt time.Time   // when it ends; zero before the first connection
+	quiet   *time.Timer // ends when a silent engine counts as quiet
+	quietAt time.Time   // end of the timer; zero before the first connection
 	spoke   bool        // the engine has published a message
 
 	probing bool
 	probed  chan bool // whether all ports refused
 
 	knocking context.CancelFunc // nil if the replay socket is not waited for
-	answered chan struct{}      // somebody listens at it again
+	answered chan struct{}      // the replay socket accepts connections again
 }
 
 func newWatching(cfg *Config, now time.Time) watching {
@@ -59,8 +59,7 @@ func newWatching(cfg *Config, now time.Time) watching {
 	return w
 }
 
-// watch has the engine's ports probed while that is due, and tells how it stands with it. The loop calls it before it
-// waits.
+// watch starts due probes of the engine's ports, and reports the engine's state. The loop calls it before waiting.
 func (r *runner) watch(ctx context.Context) {
 	if r.cfg.Feed == nil {
 		r.watchEngine(ctx)
@@ -73,7 +72,7 @@ func (r *runner) watch(ctx context.Context) {
 	}
 }
 
-// expect begins to wait for the engine's first message, at the first connection to it.
+// expect starts the wait for the engine's first message, at the first connection.
 func (w *watching) expect(now time.Time, within time.Duration) {
 	if w.quietAt.IsZero() {
 		w.quietAt = now.Add(within)
@@ -84,8 +83,8 @@ func (w *watching) expect(now time.Time, within time.Duration) {
 // DefaultQuietAfter is the default of [Config].QuietAfter.
 const DefaultQuietAfter = 30 * time.Second
 
-// isQuiet reports whether the engine is connected for too long without a message. Once it has published one, a pause
-// means nothing: an engine without requests publishes nothing. An engine without a connection is silent or gone.
+// isQuiet reports whether the engine has been connected for too long without a message. After the first message a pause
+// is normal: an engine without requests publishes nothing. An engine without a connection is silent or gone.
 func (r *runner) isQuiet() bool {
 	w := &r.watching
 	w.spoke = w.spoke || r.machine.Counts().Taken > 0 || r.machine.Taken().Known
@@ -121,7 +120,7 @@ func (w *watching) probe(ctx context.Context, in time.Duration, stop <-chan stru
 			break
 		}
 	}
-	w.probed <- refused // there is room: one runs at a time
+	w.probed <- refused // the channel has room: a single probe runs at a time
 }
 
 func (r *runner) afterProbe(refused bool) {
@@ -131,7 +130,7 @@ func (r *runner) afterProbe(refused bool) {
 	}
 }
 
-// engineGone clears what died with the engine's process.
+// engineGone clears the memory of the engine's process.
 func (r *runner) engineGone() {
 	r.retry.Stop()
 	r.watching.stopKnocking()
@@ -140,14 +139,14 @@ func (r *runner) engineGone() {
 	r.machine.Gone()
 }
 
-// SleepReport is an engine's answer whether it sleeps. Asked is when it was asked.
+// SleepReport is an engine's reply about sleep. Asked is the time of the request.
 type SleepReport struct {
 	Asked  time.Time
 	Asleep bool
 }
 
-// sleepReported takes an engine's answer whether it sleeps. A message that was taken since it was asked may be of an
-// engine that has woken up meanwhile: then the next answer decides.
+// sleepReported processes an engine's reply about sleep. A message since the request may be of an engine that has woken
+// up: then the next reply decides.
 func (r *runner) sleepReported(s SleepReport) {
 	r.watching.presence.slept(s.Asleep, time.Now())
 	if s.Asleep && r.takenAt.Before(s.Asked) {
@@ -155,7 +154,7 @@ func (r *runner) sleepReported(s SleepReport) {
 	}
 }
 
-// knock waits until somebody listens at the replay socket, which refused, so that it is asked as soon as it can answer.
+// knock waits until the refusing replay socket accepts connections, so that a request is sent as soon as possible.
 func (r *runner) knock(ctx context.Context) {
 	w := &r.watching
 	if w.knocking != nil {
@@ -187,7 +186,7 @@ func (r *runner) dialNow() {
 	}
 }
 
-// revive begins anew with an engine that counted as gone and speaks on a connection that never ended.
+// revive begins a new incarnation for an engine that counted as gone and publishes on its old connection.
 func (r *runner) revive(now time.Time) {
 	if p := &r.watching.presence; p.state.Engine == api.EngineGone {
 		p.connected(now)

@@ -2,14 +2,15 @@ package shim
 
 import "github.com/kvatlas/kvatlas/pkg/events"
 
-// A message may decode to 40 times its size. So it is decoded in parts, and a part only while few bytes wait for the
-// log. The rest of the work waits in the machine: the message in hand, held messages, payloads of an engine snapshot.
+// A message may decode to 40 times its size. So the machine decodes a message in parts, and a part only while few bytes
+// wait for the log. The rest of the work waits in the machine: the current message, held messages, payloads of an
+// engine snapshot.
 
-// reading is a message whose events are queued in parts. The zero value is none.
+// reading is a message with events queued in parts. The zero value is none.
 type reading struct {
-	cursor events.Cursor // of its last event
-	before events.Cursor // of the message before; the other events have it, with Partial
-	at     uint32        // how many of its events were decoded
+	cursor events.Cursor // of the last event
+	before events.Cursor // of the message before; the other events have this cursor with Partial
+	at     uint32        // number of decoded events
 	more   bool          // the decoder has more
 }
 
@@ -26,16 +27,16 @@ type adopting struct {
 	now      events.Millis
 }
 
-// Busy reports whether a part of what the machine was given is not queued yet.
+// Busy reports whether a part of the machine's input is not queued yet.
 func (m *Machine) Busy() bool { return m.reading.more || m.releasing != nil || m.adopting != nil }
 
 // hasRoom reports whether the next part may be decoded.
 func (m *Machine) hasRoom() bool { return m.queuedBytes < m.limits.PartBytes }
 
-// complete does the work under way, whatever it takes. An owner that respects Full never makes it work.
+// complete completes the work in progress, regardless of memory. An owner that respects Full never needs it.
 func (m *Machine) complete() { m.work(func() bool { return true }) }
 
-// work does the work under way, one part after the other while may returns true.
+// work continues the work in progress, part by part, while may returns true.
 func (m *Machine) work(may func() bool) {
 	for m.Busy() && may() {
 		switch {
@@ -53,10 +54,10 @@ func (m *Machine) work(may func() bool) {
 	}
 }
 
-// abandon drops the work under way: a new incarnation begins with all that the engine can say again.
+// abandon drops the work in progress: a new incarnation begins with the engine's repeatable events.
 func (m *Machine) abandon() { m.reading, m.releasing, m.adopting = reading{}, nil, nil }
 
-// decodeFirst decodes a message, or its first part.
+// decodeFirst decodes a message, or the first part.
 func (m *Machine) decodeFirst(payload []byte) (part []events.Event, more bool, err error) {
 	if d, ok := m.decode.(PartDecoder); ok {
 		msg, more, err := d.Begin(payload)
@@ -77,7 +78,7 @@ func (m *Machine) read(may func() bool) {
 func (m *Machine) queuePart(part []events.Event, more bool) {
 	r := &m.reading
 	for i := range part {
-		if r.at++; r.at <= r.before.Partial { // a shim before this one has published it
+		if r.at++; r.at <= r.before.Partial { // published by an earlier shim
 			m.recordEvent(&part[i], false)
 			continue
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// A size that an engine reports over HTTP may be nominal: vLLM before 0.32 does not count context parallelism, so that
-// the blocks of its events have a multiple of the size. The first block that is stored on the device decides. Until
-// then the size is not registered for the model, so that the operator need not remove a wrong size.
+// A block size from an engine's HTTP API may be nominal: vLLM before 0.32 does not count context parallelism, so the
+// blocks of its events have a multiple of the size. The first block stored on the device decides. Until then the size
+// is not registered for the model, so an operator never needs to remove a wrong size.
 
 // sizeError ends a run: the engine's blocks have another size than the nominal size.
 type sizeError struct{ size uint32 }

@@ -28,7 +28,7 @@ type Shim struct {
 	*Shared
 	Settings
 
-	// Process is done when all shims of the process are to stop. It is needed only if contexts end with ErrEngineGone.
+	// Process is done when all shims of the process must stop. Only contexts that end with ErrEngineGone need it.
 	Process context.Context
 
 	Messages shim.Receiver // of an engine that shares a socket with others; nil: the engine has its own

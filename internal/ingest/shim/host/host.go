@@ -13,10 +13,9 @@ import (
 
 // Rank is an engine's rank.
 type Rank struct {
-	Record registry.Record // as it is registered
+	Record registry.Record // the record for the registration
 
-	// Decoder reads the engine's messages. nil: Config.Decoder reads them, or the frames of Config.Feed were read
-	// already.
+	// Decoder reads the engine's messages. nil: Config.Decoder reads them, or Config.Feed has decoded frames.
 	Decoder *events.Decoder
 
 	// Config says where the engine is and what bounds the shim. Run sets Identity, Log, Control, Keep and Observer,
@@ -28,8 +27,8 @@ type Rank struct {
 type Env struct {
 	Namespace *jetstream.Namespace
 
-	// Claim makes sure that no other shim serves the rank. It returns no server if nobody can send requests to this
-	// shim. nil: [shim.Claim], which does not wait.
+	// Claim checks that no other shim serves the rank. It returns no server if no request can reach this shim. nil:
+	// [shim.Claim], which does not wait.
 	Claim func(ctx context.Context) (*shim.ControlServer, error)
 
 	Reconnects *Reconnects // renews the lease when NATS is back; nil: the lease is renewed when it is due

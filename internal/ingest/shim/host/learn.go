@@ -126,7 +126,7 @@ func (s *Shim) filledIn(ctx context.Context, said enginehttp.Engine, asker *engi
 	for _, one := range list {
 		if err == nil {
 			one.Ranks = 1
-			err = one.Check() // it reads --l3-config again
+			err = one.Check() // reads --l3-config again
 			one.l3 = learned
 		}
 	}

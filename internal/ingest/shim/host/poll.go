@@ -48,7 +48,7 @@ func (p *enginePoll) serve(report *shim.Report) (sleep <-chan shim.SleepReport, 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ranks[rank] = true
-	report.SetNames(p.cfg.namesOf(p.names, p.model)) // they may have changed since the rank was prepared
+	report.SetNames(p.cfg.namesOf(p.names, p.model)) // the names may have changed since the rank was prepared
 	return rank.sleep, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *enginePoll) report(s shim.SleepReport) {
 		case <-rank.sleep: // an older report
 		default:
 		}
-		rank.sleep <- s // there is room: only this goroutine sends, under the lock
+		rank.sleep <- s // the channel has room: only this goroutine sends, under the lock
 	}
 }
 
