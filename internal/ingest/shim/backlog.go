@@ -30,7 +30,7 @@ func (m *Machine) fallBehind() {
 	}
 }
 
-// canAsk reports whether the engine may say again what was not heard. One that is gone says nothing.
+// canAsk reports whether missing messages can be replayed: the engine has a replay port and is not gone.
 func (m *Machine) canAsk() bool { return m.replay && m.phase != departed{} }
 
 // heardAll ends the reading of the backlog.

@@ -316,8 +316,8 @@ func (w *world) answer() {
 	}
 }
 
-// TestSnapshotsMakeUpForEverything: where the engine gives snapshots the log holds, once all is quiet, just what the
-// engine holds, whatever was lost.
+// TestSnapshotsMakeUpForEverything checks that the log equals the memory of an engine with snapshots after any loss,
+// once no message is under way.
 func TestSnapshotsMakeUpForEverything(t *testing.T) {
 	nothingIsLostOrInvented(t, true)
 }
@@ -393,8 +393,8 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 				}
 			}
 			w.evil, w.engine.garbles = false, false
-			// A replay that failed while things were bad is asked for once they are good; it may bring what is
-			// unreadable, and a snapshot is asked for then.
+			// A replay that failed during the faults is repeated after them. It may contain unreadable messages; then a
+			// snapshot is requested.
 			for range 3 {
 				w.machine.Verify()
 				for w.step() {

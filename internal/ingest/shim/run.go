@@ -253,7 +253,7 @@ func (o observed) Blank() *events.Decoder {
 
 func (o observed) Adopt(d *events.Decoder) { o.cfg.Decoder.(Learner).Adopt(d) }
 
-// recover asks the log, for as long as it takes, what it holds of this rank.
+// recover reads the last published state of this rank from the log. It retries until ctx ends.
 func (r *runner) recover(ctx context.Context) (Published, error) {
 	pause := r.cfg.RetryMin
 	for {
@@ -489,7 +489,7 @@ func (r *runner) checkIdle(now time.Time) {
 	r.check.Reset(wait)
 }
 
-// publish carries one flight to the log, and finds out what the log holds if it does not take that.
+// publish writes one flight to the log. After a refusal it reads the last published state from the log.
 func (r *runner) publish(ctx context.Context, flight [][]byte) {
 	var f flushed
 	publishing, span := r.cfg.Tracer.Produce(ctx, "shim.batch")

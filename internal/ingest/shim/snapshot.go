@@ -60,8 +60,8 @@ type offers struct {
 	configured bool // the engine may have snapshots
 	tries      int  // since something of the live stream fitted
 	refused    bool // no more are asked for until something changes
-	// something was lost that a snapshot would have; what is published meanwhile has no cursor, so that a shim that
-	// starts again asks for it
+	// events were lost that a snapshot would contain; batches have no cursor until it arrives, so that a restarted shim
+	// requests a snapshot
 	lacking bool
 }
 

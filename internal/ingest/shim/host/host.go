@@ -18,7 +18,7 @@ type Rank struct {
 	// Decoder reads the engine's messages. nil: Config.Decoder reads them, or Config.Feed has decoded frames.
 	Decoder *events.Decoder
 
-	// Config says where the engine is and what bounds the shim. Run sets Identity, Log, Control, Keep and Observer,
+	// Config has the addresses of the engine and the limits of the shim. Run sets Identity, Log, Control, Keep and Observer,
 	// and Decoder if the rank has one.
 	Config shim.Config
 }

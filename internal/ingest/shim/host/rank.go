@@ -88,8 +88,8 @@ func (s *Shim) serve(ctx, stop context.Context, ns *jetstream.Namespace, log *sl
 	})
 }
 
-// ServeMessages serves the rank of an engine whose messages arrive at a socket that it shares with others, until ctx
-// ends. learned means that an event contained the block size: then a registered block size of the model has priority.
+// ServeMessages serves the rank of an engine whose messages arrive at a shared socket, until ctx ends. learned means
+// that an event contained the block size: then a registered block size of the model has priority.
 func (s *Shim) ServeMessages(ctx context.Context, ns *jetstream.Namespace, messages shim.Receiver, learned bool,
 	log *slog.Logger) error {
 	one := *s
