@@ -315,7 +315,7 @@ func (w *watcher) Stepped(c shim.Counts, queued int) {
 		w.log.Info("a new incarnation of the engine begins", "incarnations", c.Incarnations)
 	}
 	if c.JoinedLate > w.counts.JoinedLate {
-		w.log.Warn("the engine has published messages before and cannot replay them; its earlier blocks are unknown",
+		w.log.Warn("the engine has published messages before and has no replay; its earlier blocks are unknown",
 			"times", c.JoinedLate)
 	}
 	w.counts = c
