@@ -18,8 +18,8 @@ type Rank struct {
 	// Decoder reads the engine's messages. nil: Config.Decoder reads them, or Config.Feed has decoded frames.
 	Decoder *events.Decoder
 
-	// Config has the addresses of the engine and the limits of the shim. Run sets Identity, Log, Control, Keep and Observer,
-	// and Decoder if the rank has one.
+	// Config has the addresses of the engine and the limits of the shim. Run sets Identity, Log, Control, Keep and
+	// Observer, and Decoder if the rank has one.
 	Config shim.Config
 }
 
