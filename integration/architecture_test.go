@@ -180,7 +180,6 @@ func TestPictureNamesWhatIsThere(t *testing.T) {
 func TestArrowsPointDown(t *testing.T) {
 	core := map[string][]string{ // the only permitted imports from this module
 		"internal/base/msgp":         {},
-		"internal/base/logtest":      {},
 		"internal/base/loop":         {},
 		"internal/base/littleendian": {},
 		"internal/base/dial":         {},

@@ -4,7 +4,6 @@
 //   - dial limits the addresses in requests of clients, and the receivers of secrets
 //   - escape escapes foreign texts for terminals and shell commands
 //   - littleendian converts lists of numbers to bytes and back
-//   - logtest passes log lines to tests
 //   - loop waits, with cancellation, and wakes a waiting goroutine
 //   - msgp reads and appends MessagePack without reflection, for events, batches, queries and answers
 //   - strictjson decodes JSON with exact letter case and without duplicate names

@@ -6,5 +6,6 @@
 //
 // Packages of this folder:
 //
+//   - logtest passes log lines to tests
 //   - natskit starts NATS servers in the process of a test
 package testkit

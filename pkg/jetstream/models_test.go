@@ -8,7 +8,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 )
 
 // watchModels runs Models until the test ends.

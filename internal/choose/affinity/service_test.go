@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"

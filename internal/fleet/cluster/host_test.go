@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 )
 
 // TestUnreadableRecord replaces a node's record, and adds records, with values of no live process. The node rewrites

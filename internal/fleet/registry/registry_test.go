@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/natsserver"

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvatlas/kvatlas/internal/base/logtest"
+	"github.com/kvatlas/kvatlas/internal/testkit/logtest"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
