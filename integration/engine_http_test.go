@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -46,7 +47,7 @@ func startEngineAPI(t *testing.T) *engineAPI {
 func (a *engineAPI) says(answers map[string]string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.answers = answers
+	a.answers = maps.Clone(answers)
 }
 
 // adds adds a path.
