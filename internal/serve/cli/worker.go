@@ -39,9 +39,6 @@ func (w *WorkerFlags) AddRange(f *pflag.FlagSet) {
 	f.Uint32Var(&w.spec.RankSize, "rank-size", 0, "number of the worker's ranks")
 }
 
-// Said reports whether a flag was given.
-func (w *WorkerFlags) Said(flag string) bool { return w.flags.Changed(flag) }
-
 // Spec returns the record of the flags. An empty list, as in --taint "", removes all entries. The error is a usage
 // error.
 func (w *WorkerFlags) Spec() (*api.WorkerSpec, error) {
