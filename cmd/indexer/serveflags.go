@@ -82,11 +82,11 @@ func (s *serving) rows() cli.Flags {
 			"copies of streams and buckets on the NATS servers: 1, 3 or 5",
 			cli.OneOf("is none of 1, 3, 5", 1, 3, 5)),
 		cli.Var(&s.Replication, "replication", 0,
-			"with --nats: how many nodes keep each partition; the greatest that any node says counts "+
+			"with --nats: how many nodes keep each partition; the greatest setting of any node counts "+
 				"(default: all, or 2 if there are more than three)",
 			cli.NotNegative[int]()),
 		cli.Var(&s.Drain, "drain-timeout", 20*time.Second,
-			"how long after SIGTERM this node may go on until others have taken what it has",
+			"how long after SIGTERM this node may serve until others have taken over its partitions",
 			cli.Positive[time.Duration]()),
 		cli.Var(&s.natsWait, "nats-wait", 30*time.Second,
 			"with --nats: how long to wait at the start for a server that is not there yet",
@@ -143,7 +143,7 @@ func (s *serving) rows() cli.Flags {
 			"with several nodes: have a query over NATS finished, and its client answered, by a node that has what this one "+
 				"lacks, which saves a message; both nodes must say so"),
 		cli.Var(&s.l3Config, "l3-config", "",
-			"JSON file that says for each model how its workers use a shared store, in place of what they register; "+
+			"JSON file with the shared store of each model; it overrides the registrations of workers; "+
 				"see docs/l3.md"),
 		cli.Var(&s.L3.Timeout, "l3-timeout", 20*time.Millisecond,
 			"how long an answer waits for the shared store at most",
@@ -182,7 +182,7 @@ func (s *serving) rows() cli.Flags {
 			cli.Is(func(d time.Duration) bool { return d != 0 },
 				"is not positive; --guess-policy off turns guesses off")),
 		cli.Var(&s.Guesses.PredictTTL, "predict-ttl", 0,
-			"how long workers with events are taken to hold what they were sent, until their events say so; "+
+			"how long a worker with events counts as a holder of the blocks sent to it, until its events announce them; "+
 				"such as 5s; 0: not at all"),
 		cli.Var(&s.Guesses.MaxBlocks, "guess-max-blocks", 0,
 			"blocks of guesses for each model, counted for each rank; beyond, the soonest to expire go "+

@@ -221,7 +221,7 @@ func changeCommand() *cobra.Command {
 	var spec *cli.WorkerFlags
 	cmd := changing(&cobra.Command{
 		Use:   "change WORKER",
-		Short: "Say of a worker what counts more than what its shim says; what is left out stays",
+		Short: "Change a worker's record; these values override those of its shim, and omitted ones stay",
 		Example: `  indexer workers change w1 --role prefill --topology zone=eu-1
   indexer workers change w1 --reset`,
 	}, func(ctx context.Context, asked *client.Client, worker events.WorkerID) (*api.Worker, error) {

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"testing"
@@ -53,32 +52,11 @@ func renderAgents(t *testing.T, vocabulary, template, bos string, cases []agentC
 	if err := os.WriteFile(file, []byte(template), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var in bytes.Buffer
-	for _, c := range cases {
-		line, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		in.Write(append(line, '\n'))
-	}
 	args := []string{pyenv.Script(t, "agent_chats.py"), pyenv.Wheel(t, engineWheel), vocabulary, file}
 	if bos != "" {
 		args = append(args, bos)
 	}
-	c := exec.Command(pyenv.PythonWith(t, "agents.txt"), args...)
-	c.Stdin, c.Stderr = &in, os.Stderr
-	out, err := c.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := json.NewDecoder(bytes.NewReader(out))
-	results := make([]agentResult, len(cases))
-	for i := range results {
-		if err := d.Decode(&results[i]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return results
+	return answers[agentCase, agentResult](t, cases, pyenv.PythonWith(t, "agents.txt"), args...)
 }
 
 // agentAPIs are the APIs with their random requests.

@@ -121,8 +121,15 @@ type chatResult struct {
 	Error string
 }
 
-// renderAll has Jinja2 render.
+// renderAll renders the cases with Jinja2.
 func renderAll(t *testing.T, cases []chatCase) []chatResult {
+	t.Helper()
+	return answers[chatCase, chatResult](t, cases, pyenv.PythonWith(t, "tokenizers.txt"),
+		pyenv.Script(t, "render_chats.py"))
+}
+
+// answers runs a program that reads one JSON value per case and writes one result per case, in the same order.
+func answers[C, R any](t *testing.T, cases []C, program string, args ...string) []R {
 	t.Helper()
 	var in bytes.Buffer
 	for _, c := range cases {
@@ -132,20 +139,20 @@ func renderAll(t *testing.T, cases []chatCase) []chatResult {
 		}
 		in.Write(append(line, '\n'))
 	}
-	c := exec.Command(pyenv.PythonWith(t, "tokenizers.txt"), pyenv.Script(t, "render_chats.py"))
+	c := exec.Command(program, args...)
 	c.Stdin, c.Stderr = &in, os.Stderr
 	out, err := c.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := json.NewDecoder(bytes.NewReader(out))
-	list := make([]chatResult, len(cases))
-	for i := range list {
-		if err := d.Decode(&list[i]); err != nil {
+	results := make([]R, len(cases))
+	for i := range results {
+		if err := d.Decode(&results[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return list
+	return results
 }
 
 func renderOurs(t *testing.T, template *jinja.Template, vars []byte) (string, error) {
