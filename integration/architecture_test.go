@@ -185,6 +185,7 @@ func TestArrowsPointDown(t *testing.T) {
 		"internal/base/dial":         {},
 		"internal/base/strictjson":   {},
 		"internal/base/datafolder":   {},
+		"internal/base/rpc":          {},
 		"pkg/events":                 {"internal/base/msgp", "internal/base/littleendian", "internal/base/strictjson"},
 		"pkg/radix":                  {"pkg/events"},
 		"pkg/snapshot":               {"pkg/events", "internal/base/littleendian"},
@@ -220,7 +221,8 @@ func TestArrowsPointDown(t *testing.T) {
 	}
 	for _, line := range strings.Split(string(out), "\n") {
 		pkg, list, _ := strings.Cut(line, ": ")
-		may := []string{"pkg/jetstream", "pkg/natsserver", "pkg/client", "pkg/rpc", "internal/edge/natsauth"}
+		may := []string{"pkg/jetstream", "pkg/client", "internal/base/rpc", "internal/edge/natsserver",
+			"internal/edge/natsauth"}
 		if strings.Contains(list, "github.com/nats-io/") && !slices.Contains(may, strings.TrimPrefix(pkg, harness.Module)) {
 			t.Errorf("%s imports NATS; only %v may", pkg, may)
 		}
@@ -236,7 +238,7 @@ func TestShimIsSmall(t *testing.T) {
 	}
 	for pkg := range strings.Lines(string(out)) {
 		for _, large := range []string{"github.com/nats-io/nats-server", "google.golang.org/grpc", "k8s.io/", "html/template",
-			"github.com/kvatlas/kvatlas/pkg/natsserver"} {
+			"github.com/kvatlas/kvatlas/internal/edge/natsserver"} {
 			if strings.HasPrefix(pkg, large) {
 				t.Errorf("worker-shim imports %s", strings.TrimSpace(pkg))
 			}

@@ -6,11 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // TestSnapshotsNotWritten: where no node has written a snapshot of some partitions, that is the error, of a dump that

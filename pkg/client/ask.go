@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // defaultDeadline applies to a context without a deadline.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 var namespaces = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)

@@ -10,9 +10,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
+	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // benchWorld is a world with a server on TCP, as for a shim on another host, with this interval of syncs.

@@ -22,7 +22,7 @@ import (
 type ConnOptions struct {
 	URLs []string // servers; default nats://127.0.0.1:4222. "tls://" requires TLS
 
-	// Server is a NATS server in this process, such as a natsserver.Server. If set, URLs and TLS are ignored.
+	// Server is a NATS server in this process. If set, URLs and TLS are ignored.
 	Server nats.InProcessConnProvider
 
 	Name string // name in the server's list of connections; default "kvatlas"
@@ -279,7 +279,7 @@ func (c *Conn) CloseWhenAway(ctx context.Context, patience time.Duration) bool {
 // Closed reports whether the connection is closed for good.
 func (c *Conn) Closed() bool { return c.nc.IsClosed() }
 
-// NATS returns the connection itself, for clients of services (pkg/client, pkg/rpc).
+// NATS returns the connection itself, for clients of services (pkg/client, internal/base/rpc).
 func (c *Conn) NATS() *nats.Conn { return c.nc }
 
 // Connected reports whether there is a connection at present.

@@ -4,8 +4,7 @@
 //
 // # In order of use
 //
-//	srv, err := natsserver.Start(ctx, natsserver.Options{Dir: "data"}) // or a NATS cluster
-//	c, err := Connect(ctx, ConnOptions{Server: srv})                   // or URLs
+//	c, err := Connect(ctx, ConnOptions{URLs: []string{"nats://nats:4222"}})
 //
 //	ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "prod"}) // an indexer: creates
 //	err = ns.EnsureStreams(ctx, LogConfig{})

@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/kvatlas/kvatlas/pkg/rpc"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 )
 
 // The classes of errors, named after the reaction of the caller. Every error of this package from a server or a

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // lockedBuffer is a buffer for concurrent writes.

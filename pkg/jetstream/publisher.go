@@ -14,8 +14,8 @@ import (
 	"github.com/nats-io/nuid"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // headerRoom is the part of a message's limit that is reserved for our headers.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/kvatlas/kvatlas/pkg/rpc"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 )
 
 // contentMsgpack is a content type other than JSON.

@@ -36,7 +36,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/kvatlas/kvatlas/pkg/rpc"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 )
 
 // scope is the instrumentation scope of all spans.

@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/kvatlas/kvatlas/pkg/rpc"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 )
 
 func open(t *testing.T, s Sampling, to sdktrace.SpanExporter) *Tracer {

@@ -107,7 +107,7 @@
 //
 // # Tasks of other packages
 //
-// internal/fleet/cluster decides which node serves a partition, pkg/rpc transports requests, internal/index/node
-// answers for one node, and internal/serve/server delivers the answer to a forwarded query if only the origin can reach
-// the client.
+// internal/fleet/cluster decides which node serves a partition, internal/base/rpc transports requests, and
+// internal/index/node answers for one node. internal/serve/server delivers the answer to a forwarded query if only the
+// origin can reach the client.
 package scatter

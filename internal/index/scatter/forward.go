@@ -9,10 +9,10 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // Results of a forwarded query, for Metrics.Forwarded. After all results but the first, the origin answers itself.

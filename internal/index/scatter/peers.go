@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/rpc"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 )
 
 // Times of hedged requests and of replacements.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
@@ -20,7 +21,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/serve/page"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // usualDeadline is the time limit of a request over HTTP, unless the request names an earlier deadline.

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
 )
 
 // Start starts a server until the end of the test. The default folder is a temporary folder of the test. The default

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // Comparison compares the results of two sources for one text.

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // Settings selects the tokenizer of each model.

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/rpc"
+	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/kvatlas/kvatlas/pkg/natsserver"
-	"github.com/kvatlas/kvatlas/pkg/rpc"
 )
 
 // patience is the time limit for an expected event.
