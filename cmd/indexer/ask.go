@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -311,7 +311,7 @@ events do not say so.`,
 		}
 		_, err = show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Answer, error) {
 			return c.Find(ctx, &q)
-		}, func(w io.Writer, answer *api.Answer) { printAnswer(w, answer, &q) })
+		}, func(w io.Writer, answer *api.Answer) { tables.Answer(w, answer, &q) })
 		return err
 	}
 	return cmd
@@ -381,101 +381,4 @@ func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 		out = append(out, T(v))
 	}
 	return out, err
-}
-
-// printTokenization prints the reason why a text could not be tokenized.
-func printTokenization(w io.Writer, t *api.Tokenization) {
-	if t != nil && !t.Tokenized {
-		cli.Fprintf(w, "NOT TOKENIZED: what workers hold of it is not known: %s\n", t.TokenizeError)
-	}
-}
-
-func printAnswer(w io.Writer, a *api.Answer, q *api.Query) {
-	cli.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
-	printTokenization(w, a.Tokenization)
-	if !a.Complete {
-		cli.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
-	}
-	if line := lacks(a.Partitions); line != "" {
-		cli.Fprintln(w, line)
-	}
-	if len(a.UnknownEndpoints) > 0 {
-		cli.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
-	}
-	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
-		cli.Fprintf(w, "shared store: %s, %d blocks found", l.Status, l.Total)
-		for _, r := range l.Ranges {
-			cli.Fprintf(w, " [%d,%d)", r[0], r[1])
-		}
-		if l.AgeMS > 0 {
-			cli.Fprintf(w, ", as of %.0f ms ago", l.AgeMS)
-		}
-		if l.Reason != "" {
-			cli.Fprintf(w, ": %s", l.Reason)
-		}
-		cli.Fprintln(w)
-	}
-	if q.Explain && a.Blocks > 0 && len(a.Workers) > 0 {
-		printExplanation(w, a)
-		return
-	}
-	if len(a.Workers) == 0 {
-		why := map[api.Reason]string{
-			api.ReasonNoBlocks:   "the prompt is shorter than one block",
-			api.ReasonNotCached:  "no worker holds its first block",
-			api.ReasonNoTokens:   "no tokens could be made of it",
-			api.ReasonNotAllowed: "none of the named workers serves this model",
-		}[a.Reason]
-		cli.Fprintln(w, "no worker holds any of it:", why)
-		return
-	}
-	heading := []string{"WORKER", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
-	for _, set := range q.Within {
-		heading = append(heading, strings.ToUpper(string(set)))
-	}
-	shared := a.L3.Status != api.L3NotConfigured
-	if shared {
-		heading = append(heading, "FROM STORE", "STORE STOPS")
-	}
-	guessed := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Guessed > 0 })
-	if guessed {
-		heading = append(heading, "GUESSED")
-	}
-	stands := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Engine != "" || o.CatchingUp })
-	if stands {
-		heading = append(heading, "ENGINE")
-	}
-	addressed := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Endpoint != "" })
-	if addressed {
-		heading = append(heading, "ENDPOINT")
-	}
-	rows := make([][]any, len(a.Workers))
-	for i, o := range a.Workers {
-		part := fmt.Sprintf("%.0f%%", 100*float64(o.Total()+o.L3)/float64(a.Blocks))
-		if o.Bound != "" {
-			part = "at most " + part
-		}
-		rows[i] = []any{o.Instance, o.Rank, o.Device, o.Host, o.Disk, o.External, part}
-		for k := range q.Within {
-			n := uint32(0)
-			if k < len(o.Within) {
-				n = o.Within[k]
-			}
-			rows[i] = append(rows[i], n)
-		}
-		if shared {
-			rows[i] = append(rows[i], o.L3, o.L3Stop)
-		}
-		if guessed {
-			rows[i] = append(rows[i], o.Guessed)
-		}
-		if stands {
-			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp},
-				time.Now()))
-		}
-		if addressed {
-			rows[i] = append(rows[i], o.Endpoint)
-		}
-	}
-	cli.Table(w, heading, rows)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/internal/operate/doctor"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 )
@@ -74,12 +75,12 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
 				return a.nats.ConnectCore(ctx, "kvatlas indexer")
 			},
-			Progress: func(c doctor.Result) { cli.Fprintln(os.Stderr, progress(c)) },
+			Progress: func(c doctor.Result) { cli.Fprintln(os.Stderr, tables.Progress(c)) },
 		})
 		if a.json {
 			err = cli.PrintJSON(os.Stdout, r)
 		} else {
-			err = printed(os.Stdout, func(w io.Writer) { printFindings(w, r) })
+			err = printed(os.Stdout, func(w io.Writer) { tables.Findings(w, r) })
 		}
 		errs, unable := r.Findings(doctor.Error), r.Unable()
 		switch {
@@ -95,54 +96,4 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		return nil
 	}
 	return cmd
-}
-
-// progress is the line of a check.
-func progress(c doctor.Result) string {
-	verdict, said := "ok", c.Looked
-	switch {
-	case c.NeedsOf != "":
-		verdict, said = "not checked", "see "+c.NeedsOf+": "+c.Skipped
-	case c.Unable:
-		verdict, said = "NOT CHECKED", c.Skipped
-	case c.Skipped != "":
-		verdict, said = "-", c.Skipped
-	case len(c.Findings) > 0:
-		verdict = "see below" // findings with one cause are joined at the end
-	}
-	return fmt.Sprintf("%-11s %-12s %s", c.Check, verdict, said)
-}
-
-// printFindings writes a table of all findings, the worst first, and below it the evidence and remedy of each. Those
-// that say the same of several places are one.
-func printFindings(w io.Writer, r *doctor.Report) {
-	all := append(r.Groups(doctor.Error), r.Groups(doctor.Warning)...)
-	if len(all) == 0 {
-		cli.Fprintln(w, "nothing found")
-		return
-	}
-	rows := make([][]any, len(all))
-	for i, f := range all {
-		rows[i] = []any{i + 1, f.Severity, f.Check, f.Where(), f.What}
-	}
-	cli.Table(w, []string{"", "SEVERITY", "CHECK", "WHERE", "WHAT"}, rows)
-	for i, f := range all {
-		evidence, remedy := "evidence", "what to do"
-		if len(f.Wheres) > 1 {
-			of := " (of " + f.Wheres[0] + ")"
-			evidence, remedy = evidence+of, remedy+of
-		}
-		cli.Fprintf(w, "\n%d. %s: %s\n   %s: %s\n", i+1, f.Where(), f.What, evidence, f.Evidence)
-		if len(f.Causes) > 0 {
-			cli.Fprintf(w, "   leads to: %s\n", strings.Join(faultNames(f.Causes), ", "))
-		}
-		cli.Fprintf(w, "   %s: %s\n", remedy, f.Remedy)
-	}
-}
-
-func faultNames(list []doctor.Fault) (names []string) {
-	for _, id := range list {
-		names = append(names, string(id))
-	}
-	return names
 }

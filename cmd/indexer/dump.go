@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/operate/dump"
+	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
@@ -44,7 +45,7 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 				return c.Snapshot(ctx)
 			})
 			if err == nil {
-				err = wholeSnapshot(list)
+				err = survey.Unwritten(list)
 			}
 			if err != nil {
 				return err

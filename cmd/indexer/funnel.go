@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"strings"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/spf13/cobra"
@@ -36,56 +33,8 @@ were lost. All nodes are asked, and the answer says which of them did not answer
 		}
 		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Funnel, error) {
 			return c.Funnel(ctx, &r)
-		}, printFunnel)
+		}, tables.Funnel)
 		return err
 	}
 	return cmd
-}
-
-func printFunnel(w io.Writer, f *api.Funnel) {
-	cli.Fprintf(w, "%s, %d routed, %d reported, in %v until %s\n\n", cli.Count(f.Requests, "request"), f.Routed,
-		f.Reported, f.To.Sub(f.From).Round(time.Second), f.To.Local().Format(time.TimeOnly))
-	var rows [][]any
-	for _, step := range f.Steps {
-		for _, l := range step.Lost {
-			rows = append(rows, []any{"  - " + string(l.Cause), l.Tokens, percent(l.Share), lostByWhom(l.Workers)})
-		}
-		if step.NotReported || step.Share == nil {
-			rows = append(rows, []any{step.Step, "-", "not reported", ""})
-		} else {
-			rows = append(rows, []any{step.Step, step.Tokens, percent(*step.Share), ""})
-		}
-	}
-	cli.Table(w, []string{"STEP", "TOKENS", "SHARE", "BY"}, rows)
-	for _, name := range f.Missing {
-		cli.Fprintf(w, "node %s did not answer: what it recorded is missing here\n", name)
-	}
-	for _, n := range f.Nodes {
-		if n.Dropped > 0 {
-			cli.Fprintf(w, "node %s did not record %d requests: they were too many\n", n.Node, n.Dropped)
-		}
-		if n.HistoryLost > 0 && n.HistoryFrom.After(n.From) {
-			cli.Fprintf(w, "node %s remembers blocks since %s only: see --funnel-blocks of indexer serve\n", n.Node,
-				n.HistoryFrom.Local().Format(time.TimeOnly))
-		}
-	}
-}
-
-func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
-
-// lostByWhom names the first workers that have lost tokens.
-func lostByWhom(workers []api.FunnelWorker) string {
-	var parts []string
-	for i, x := range workers {
-		if i == 3 {
-			parts = append(parts, fmt.Sprintf("and %d more", len(workers)-i))
-			break
-		}
-		at := string(x.Worker)
-		if x.Tier != "" {
-			at += " " + x.Tier
-		}
-		parts = append(parts, fmt.Sprintf("%s %d, %v before", at, x.Tokens, time.Duration(x.AgeMS)*time.Millisecond))
-	}
-	return strings.Join(parts, "; ")
 }

@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/routing"
-	"go.yaml.in/yaml/v3"
 )
 
 // readRouting reads the constants of a choice from a YAML or JSON file. A missing constant has its default. An empty

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/index/node"
+	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -41,19 +42,11 @@ again.`,
 			cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "NEW"}, rows)
 		})
 		if err == nil {
-			err = wholeSnapshot(list)
+			err = survey.Unwritten(list)
 		}
 		return err
 	}
 	return cmd
-}
-
-// wholeSnapshot is an error if not all partitions were written.
-func wholeSnapshot(list *api.SnapshotList) error {
-	if len(list.Missing) > 0 {
-		return fmt.Errorf("no node has written a snapshot of partitions %s", ranges(list.Missing))
-	}
-	return nil
 }
 
 func snapshotListCommand() *cobra.Command {
@@ -110,42 +103,7 @@ func showGenerations(ctx context.Context, a *asking, verify bool) (list *api.Gen
 		case a.json:
 			return cli.PrintJSON(os.Stdout, list)
 		}
-		return printed(os.Stdout, func(w io.Writer) { printGenerations(w, list) })
+		return printed(os.Stdout, func(w io.Writer) { tables.Generations(w, list) })
 	})
 	return list, err
-}
-
-func printGenerations(w io.Writer, list *api.GenerationList) {
-	if len(list.Generations) == 0 {
-		cli.Fprintln(w, "the bucket has no snapshots")
-		return
-	}
-	rows := make([][]any, len(list.Generations))
-	for i, g := range list.Generations {
-		state := "usable"
-		switch {
-		case g.Bad && len(g.BadChunks) == 0, !g.Bad && g.Unusable != "":
-			state = g.Unusable
-		case g.Bad:
-			state = "BAD"
-		case g.Verified:
-			state = "ok"
-		}
-		age := "unknown"
-		if !g.Created.IsZero() {
-			age = time.Since(g.Created).Round(time.Second).String() + " ago"
-		}
-		rows[i] = []any{g.Partition, g.Generation, g.Seq, age, g.Ranks, g.Holdings, g.Chunks, cli.Bytes(g.Bytes),
-			cli.Bytes(g.New), state}
-	}
-	cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE", "NEW",
-		"STATE"}, rows)
-	for _, g := range list.Generations {
-		if g.Why != "" {
-			cli.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, g.Unusable, g.Why)
-		}
-		for _, c := range g.BadChunks {
-			cli.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, c.Reason, c.Why)
-		}
-	}
 }

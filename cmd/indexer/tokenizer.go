@@ -1,17 +1,14 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
-	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/spf13/cobra"
 )
 
@@ -70,7 +67,7 @@ Texts that are refused here are counted only: their requests are routed by load.
 		if err != nil {
 			return cli.UsageErrorf("--against: %w", err)
 		}
-		list, err := textsToCompare(texts)
+		list, err := tokenize.TextsToCompare(texts)
 		if err != nil {
 			return cli.UsageErrorf("--texts: %w", err)
 		}
@@ -83,93 +80,12 @@ Texts that are refused here are counted only: their requests are routed by load.
 		if asJSON {
 			err = cli.PrintJSON(cmd.OutOrStdout(), compared)
 		} else {
-			err = printed(cmd.OutOrStdout(), func(w io.Writer) { printCompared(w, compared) })
+			err = printed(cmd.OutOrStdout(), func(w io.Writer) { tables.Compared(w, compared) })
 		}
 		if err != nil {
 			return err
 		}
-		return comparedError(compared)
+		return tokenize.Disagreement(compared)
 	}
 	return cmd
-}
-
-// textsToCompare are the samples, and those of a file.
-func textsToCompare(path string) ([]api.Text, error) {
-	list := tokenize.Samples()
-	if path == "" {
-		return list, nil
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	for i, line := range bytes.Split(data, []byte("\n")) {
-		if len(line) == 0 {
-			continue
-		}
-		t, err := tokenize.ReadText(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", i+1, err)
-		}
-		list = append(list, t)
-	}
-	return list, nil
-}
-
-// verdict is the result of a comparison.
-func verdict(c *tokenize.Comparison) string {
-	switch {
-	case c.Here != tokenize.OK:
-		return "refused here"
-	case c.There == tokenize.Refused:
-		return "refused there"
-	case c.There != tokenize.OK:
-		return "NOT COMPARED"
-	case c.Differs:
-		return fmt.Sprintf("DIFFERS from token %d on", c.At)
-	}
-	return "same"
-}
-
-// tally counts verdicts. All that differ are one.
-func tally(list []tokenize.Comparison) map[string]int {
-	counts := map[string]int{}
-	for i := range list {
-		if c := &list[i]; c.Differs {
-			counts["differ"]++
-		} else {
-			counts[verdict(c)]++
-		}
-	}
-	return counts
-}
-
-func printCompared(w io.Writer, list []tokenize.Comparison) {
-	counts := tally(list)
-	var rows [][]any
-	for i := range list {
-		if v := verdict(&list[i]); v != "same" {
-			rows = append(rows, []any{v, fmt.Sprintf("%q", list[i].Text), list[i].Error})
-		}
-	}
-	if len(rows) > 0 {
-		cli.Table(w, []string{"", "TEXT", ""}, rows)
-		cli.Fprintln(w)
-	}
-	cli.Fprintf(w, "%d texts: %d same, %d differ, %d refused here, %d refused there, %d not compared\n", len(list),
-		counts["same"], counts["differ"], counts["refused here"], counts["refused there"], counts["NOT COMPARED"])
-}
-
-// comparedError is nil if texts were compared and none differs.
-func comparedError(list []tokenize.Comparison) error {
-	counts := tally(list)
-	same, differ, not := counts["same"], counts["differ"], counts["NOT COMPARED"]
-	switch {
-	case differ > 0:
-		return fmt.Errorf("%d texts have other tokens there: the model, its template or the server's settings are others; "+
-			"give the model a render or tokenize URL", differ)
-	case not > 0 || same == 0:
-		return fmt.Errorf("%d texts could be compared, and %d not: see what the server says", same, not)
-	}
-	return nil
 }

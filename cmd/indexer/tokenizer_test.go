@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 )
 
 // byteTokens are the tokens of an engine that has one for each byte.
@@ -95,22 +93,6 @@ func TestTokenizerCheck(t *testing.T) {
 		if (err != nil) != c.failed || !strings.Contains(out.String(), c.want) && (err == nil ||
 			!strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v\n%s", name, err, &out)
-		}
-	}
-}
-
-// TestVerdicts says what is printed of a comparison.
-func TestVerdicts(t *testing.T) {
-	ok := tokenize.OK
-	for want, c := range map[string]tokenize.Comparison{
-		"same":                    {Here: ok, There: ok},
-		"DIFFERS from token 3 on": {Here: ok, There: ok, Differs: true, At: 3},
-		"refused here":            {Here: tokenize.Refused, There: ok},
-		"refused there":           {Here: ok, There: tokenize.Refused},
-		"NOT COMPARED":            {Here: ok, There: tokenize.Unavailable},
-	} {
-		if got := verdict(&c); got != want {
-			t.Errorf("%q, not %q", got, want)
 		}
 	}
 }

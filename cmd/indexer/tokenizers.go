@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"os"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
-	"go.yaml.in/yaml/v3"
 )
 
 // readTokenizers reads the tokenizer of each model from a YAML or JSON file. An empty path is no file.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gdamore/tcell/v2"
+
 	"github.com/spf13/cobra"
 
 	"github.com/kvatlas/kvatlas/internal/operate/survey"

@@ -4,4 +4,5 @@
 //   - page contains the files of the live page
 //   - server runs the parts of a node together and serves NATS, HTTP and gRPC
 //   - shimport serves the state of a shim's process over HTTP
+//   - tables prints the answers of indexers for people
 package serve

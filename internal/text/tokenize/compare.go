@@ -1,9 +1,11 @@
 package tokenize
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 	"unicode/utf8"
@@ -152,4 +154,69 @@ func ReadText(line []byte) (api.Text, error) {
 		return t, fmt.Errorf("the line begins with { and is not a request: %w", err)
 	}
 	return t, nil
+}
+
+// TextsToCompare returns [Samples], and the texts in a file with a text on each line. An empty path adds nothing.
+func TextsToCompare(path string) ([]api.Text, error) {
+	list := Samples()
+	if path == "" {
+		return list, nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	for i, line := range bytes.Split(data, []byte("\n")) {
+		if len(line) == 0 {
+			continue
+		}
+		t, err := ReadText(line)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", i+1, err)
+		}
+		list = append(list, t)
+	}
+	return list, nil
+}
+
+// Verdict describes the result of a comparison.
+func (c *Comparison) Verdict() string {
+	switch {
+	case c.Here != OK:
+		return "refused here"
+	case c.There == Refused:
+		return "refused there"
+	case c.There != OK:
+		return "NOT COMPARED"
+	case c.Differs:
+		return fmt.Sprintf("DIFFERS from token %d on", c.At)
+	}
+	return "same"
+}
+
+// Tally counts the verdicts of comparisons. All differences count as "differ".
+func Tally(list []Comparison) map[string]int {
+	counts := map[string]int{}
+	for i := range list {
+		if c := &list[i]; c.Differs {
+			counts["differ"]++
+		} else {
+			counts[c.Verdict()]++
+		}
+	}
+	return counts
+}
+
+// Disagreement returns an error if texts have different tokens, or if no text could be compared.
+func Disagreement(list []Comparison) error {
+	counts := Tally(list)
+	same, differ, not := counts["same"], counts["differ"], counts["NOT COMPARED"]
+	switch {
+	case differ > 0:
+		return fmt.Errorf("%d texts have other tokens there: the model, its template or the server's settings are others; "+
+			"give the model a render or tokenize URL", differ)
+	case not > 0 || same == 0:
+		return fmt.Errorf("%d texts could be compared, and %d not: see what the server says", same, not)
+	}
+	return nil
 }

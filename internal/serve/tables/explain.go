@@ -1,4 +1,4 @@
-package main
+package tables
 
 import (
 	"fmt"
@@ -12,12 +12,12 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// namesInCell is how many workers a cell of the table of blocks names.
+// namesInCell limits the names in a cell of the table of blocks.
 const namesInCell = 6
 
-// printExplanation prints the holders of each block of a prompt, with a line for each run of equal blocks, and the
+// explanation prints a line for each run of blocks with the same holders, and the
 // reason for the end of each worker's prefix.
-func printExplanation(w io.Writer, a *api.Answer) {
+func explanation(w io.Writer, a *api.Answer) {
 	tiers := []string{"device", "host", "disk", "external"}
 	cuts := map[uint32]bool{0: true, uint32(a.Blocks): true}
 	cut := func(from, to uint32) { cuts[from], cuts[to] = true, true }
@@ -142,7 +142,7 @@ func whyStopped(o *api.Overlap) string {
 	return text
 }
 
-// groupInWords is a group of a hybrid model's cache.
+// groupInWords describes a group of a hybrid model's cache.
 func groupInWords(g *api.PathGroup) string {
 	switch {
 	case g == nil:
