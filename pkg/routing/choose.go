@@ -114,7 +114,7 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 		x.Candidates = make([]Considered, n)
 	}
 	scratch.cost = grown(scratch.cost, n)
-	for _, scorer := range s.policy.Scorers {
+	for _, scorer := range s.scorers(r.Explain) {
 		scratch.score = grown(scratch.score, n)
 		scorer.Score(v, scratch.score)
 		for i, cost := range scratch.score {

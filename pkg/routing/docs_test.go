@@ -42,7 +42,7 @@ func TestOutputInDocs(t *testing.T) {
 	}
 	var columns, terms []string
 	for _, e := range expectedTerms {
-		terms = append(terms, strings.ToUpper(e.name))
+		terms = append(terms, strings.ToUpper(e))
 	}
 	costs := map[string]float64{}
 	chosen := ""

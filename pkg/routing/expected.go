@@ -15,18 +15,13 @@ func init() {
 		scorers[k] = expected(k)
 	}
 	Register("kvatlas", func(Config) (Policy, error) {
-		return Policy{Filters: []Filter{affinity}, Picker: nearLowest{}, Prefill: prefillTokens, Scorers: scorers}, nil
+		return Policy{Filters: []Filter{affinity}, Picker: nearLowest{}, Prefill: prefillTokens, Scorers: scorers,
+			Sum: expectedSum{}}, nil
 	})
 }
 
-// expectedTerms are the terms of the policy kvatlas. A term reads View.outlook of the candidate and View.crowd.
-var expectedTerms = [...]struct {
-	name string
-	term func(*View, *Candidate) float64
-}{
-	{"queue", queueTime}, {"room", roomTime}, {"prefill", ownPrefill}, {"load", loadTime}, {"context", contextTime},
-	{"decode", decodeSlowdown}, {"later", laterDelay}, {"evict", evictCost},
-}
+// expectedTerms names the terms of the policy kvatlas, in the order of the results of expectedOf.
+var expectedTerms = [...]string{"queue", "room", "prefill", "load", "context", "decode", "later", "evict"}
 
 const (
 	// attentionTokens is the context length at which attention doubles the time of a token. The length is 19,000 for
@@ -56,7 +51,7 @@ const (
 // expected is the scorer of a term of the policy kvatlas: the index in expectedTerms.
 type expected int
 
-func (e expected) Name() string { return expectedTerms[e].name }
+func (e expected) Name() string { return expectedTerms[e] }
 
 func (e expected) Score(v *View, cost []float64) {
 	copy(cost, v.expectedCosts()[int(e)*len(cost):])
@@ -71,26 +66,63 @@ func (v *View) expectedCosts() []float64 {
 	n := len(v.kept)
 	v.scratch.expected = grown(v.scratch.expected, n*len(expectedTerms))
 	v.expected = v.scratch.expected
-	prefers := len(v.Request.PreferredTaints) > 0 && v.Request.Pin == nil
 	v.crowd = v.calculateCrowd()
 	for i := range n {
-		c, factor := v.At(i), 1.0
-		v.outlook.device, v.outlook.lower = v.held(c)
-		v.outlook.prefill = v.prefillTime(c)
-		if prefers {
-			factor = taintFactor(v.Request.PreferredTaints, c.Worker.Taints)
-		}
-		for k := range expectedTerms {
-			v.expected[k*n+i] = expectedTerms[k].term(v, c) * factor
+		for k, cost := range v.expectedOf(v.At(i)) {
+			v.expected[k*n+i] = cost
 		}
 	}
 	return v.expected
 }
 
+// expectedSum is the sum of all terms of the policy kvatlas.
+type expectedSum struct{}
+
+func (expectedSum) Name() string { return "kvatlas" }
+
+func (expectedSum) Score(v *View, cost []float64) {
+	v.crowd = v.calculateCrowd()
+	for i := range cost {
+		sum := 0.0
+		terms := v.expectedOf(v.At(i))
+		for k := range terms {
+			sum += terms[k]
+		}
+		cost[i] = sum
+	}
+}
+
+// expectedOf returns the terms of a candidate. v.crowd is set.
+func (v *View) expectedOf(c *Candidate) (terms [len(expectedTerms)]float64) {
+	v.look(c)
+	terms = [...]float64{v.queueTime(c), roomTime(c), v.outlook.prefill, v.loadTime(), v.contextTime(c),
+		v.decodeSlowdown(c), v.laterDelay(), v.evictCost(c)}
+	if len(v.Request.PreferredTaints) > 0 && v.Request.Pin == nil {
+		factor := taintFactor(v.Request.PreferredTaints, c.Worker.Taints)
+		for k := range terms {
+			terms[k] *= factor
+		}
+	}
+	return terms
+}
+
 // outlook describes a candidate for the terms.
 type outlook struct {
 	device, lower float64 // tokens of the prompt: see View.held
-	prefill       float64 // milliseconds
+	loaded        float64 // tokens: see View.loaded
+	rate, perRate float64 // tokens that the candidate prefills in a millisecond, and the reciprocal
+	prefill       float64 // milliseconds to compute the missing tokens
+}
+
+// look sets the outlook of a candidate.
+func (v *View) look(c *Candidate) {
+	o := &v.outlook
+	shared := v.SharedBlocks(c)
+	o.device, o.lower = v.held(c, shared)
+	o.loaded = v.loaded(c, shared, o.lower)
+	o.rate = rate(c)
+	o.perRate = 1 / o.rate
+	o.prefill = v.prefillTime()
 }
 
 // rate returns the tokens that a candidate prefills in a millisecond.
@@ -103,8 +135,8 @@ func rate(c *Candidate) float64 {
 
 // queueTime is the time until the candidate has prefilled all earlier requests. The finished part of the first request
 // is not reported. queueTime estimates the part from the time spent, with the mean of these requests as bound.
-func queueTime(_ *View, c *Candidate) float64 {
-	queue := float64(activePrefill(c)) / rate(c)
+func (v *View) queueTime(c *Candidate) float64 {
+	queue := float64(activePrefill(c)) * v.outlook.perRate
 	if c.PrefillRequests > 0 {
 		queue -= min(c.WorkingMS, queue/float64(c.PrefillRequests))
 	}
@@ -112,7 +144,7 @@ func queueTime(_ *View, c *Candidate) float64 {
 }
 
 // roomTime is the time until enough requests end, if active and new blocks exceed the candidate's memory.
-func roomTime(_ *View, c *Candidate) float64 {
+func roomTime(c *Candidate) float64 {
 	room := c.capacity()
 	if !c.HasLoad || room == 0 || c.ActiveBlocks+c.NewBlocks <= room {
 		return 0
@@ -122,14 +154,15 @@ func roomTime(_ *View, c *Candidate) float64 {
 }
 
 // held returns the tokens of the prompt that a candidate does not compute: tokens in device memory at the start of the
-// request, and tokens in lower tiers. Earlier requests under way compute the blocks shared with the prompt.
-func (v *View) held(c *Candidate) (device, lower float64) {
+// request, and tokens in lower tiers. Earlier requests under way compute the blocks shared with the prompt. shared is
+// the result of SharedBlocks.
+func (v *View) held(c *Candidate, shared uint32) (device, lower float64) {
 	size, isl := float64(v.Request.BlockSize), float64(v.Request.ISL)
 	blocks := float64(c.Device)
 	if v.untiered {
 		blocks = c.Overlap
 	}
-	below := float64(c.Host + c.Disk + v.SharedBlocks(c))
+	below := float64(c.Host + c.Disk + shared)
 	if c.HasLoad {
 		under := float64(v.Request.Blocks - min(c.NewBlocks, v.Request.Blocks))
 		more := max(under-blocks, 0)
@@ -142,60 +175,56 @@ func (v *View) held(c *Candidate) (device, lower float64) {
 // prefillTokens returns the tokens that a booking counts: the tokens that the candidate lacks, and the tokens that it
 // prefills in the time of loading the rest.
 func prefillTokens(v *View, c *Candidate) uint64 {
-	device, lower := v.held(c)
-	return uint64(math.Round(float64(v.Request.ISL) - device - lower + v.loaded(c)))
+	shared := v.SharedBlocks(c)
+	device, lower := v.held(c, shared)
+	return uint64(math.Round(float64(v.Request.ISL) - device - lower + v.loaded(c, shared, lower)))
 }
 
 // prefillTime is the time to compute the tokens that the candidate lacks. A token attends to all tokens before it, so
 // tokens at the end of a long prompt take longer.
-func (v *View) prefillTime(c *Candidate) float64 {
+func (v *View) prefillTime() float64 {
 	if v.Request.Role == Decode {
 		return 0 // another worker computes it
 	}
 	before := v.outlook.device + v.outlook.lower
 	uncached := float64(v.Request.ISL) - before
-	return uncached / rate(c) * (1 + (before+uncached/2)/attentionTokens)
+	return uncached * v.outlook.perRate * (1 + (before+uncached/2)/attentionTokens)
 }
 
-// ownPrefill is the prefill time of the request itself.
-func ownPrefill(v *View, _ *Candidate) float64 { return v.outlook.prefill }
-
 // loaded returns the tokens that a candidate prefills in the time of copying blocks of lower tiers into device memory.
-func (v *View) loaded(c *Candidate) float64 {
-	size := float64(v.Request.BlockSize)
-	if c.Host+c.Disk+v.SharedBlocks(c) == 0 {
+// shared and lower are the results of SharedBlocks and held.
+func (v *View) loaded(c *Candidate, shared uint32, lower float64) float64 {
+	if c.Host+c.Disk+shared == 0 {
 		return 0
 	}
-	_, lower := v.held(c)
-	left := lower // requests under way may have loaded the first ones before
-	take := func(blocks uint32) float64 {
-		n := min(float64(blocks)*size, left)
-		left -= n
-		return n
-	}
-	return take(v.SharedBlocks(c))*sharedLoad + take(c.Disk)*diskLoad + take(c.Host)*hostLoad
+	size := float64(v.Request.BlockSize)
+	// requests under way may have loaded the first blocks before
+	store := min(float64(shared)*size, lower)
+	disk := min(float64(c.Disk)*size, lower-store)
+	host := min(float64(c.Host)*size, lower-store-disk)
+	return store*sharedLoad + disk*diskLoad + host*hostLoad
 }
 
 // loadTime is the time to copy blocks of lower tiers into device memory. A worker of the decode pool also copies the
 // tokens that the prefill worker computes.
-func loadTime(v *View, c *Candidate) float64 {
-	tokens := v.loaded(c)
+func (v *View) loadTime() float64 {
+	tokens := v.outlook.loaded
 	if v.Request.Role == Decode {
 		tokens += (float64(v.Request.ISL) - v.outlook.device - v.outlook.lower) * sharedLoad
 	}
-	return tokens / rate(c)
+	return tokens * v.outlook.perRate
 }
 
 // contextTime is the delay of this request's output by the requests under way on the candidate.
-func contextTime(v *View, c *Candidate) float64 {
+func (v *View) contextTime(c *Candidate) float64 {
 	if !c.HasLoad {
 		return 0
 	}
-	return contextWeight * float64(c.ActiveBlocks) * float64(v.Request.BlockSize) / rate(c)
+	return contextWeight * float64(c.ActiveBlocks) * float64(v.Request.BlockSize) * v.outlook.perRate
 }
 
 // decodeSlowdown is the delay of requests in their output phase on the candidate by the prefill.
-func decodeSlowdown(v *View, c *Candidate) float64 {
+func (v *View) decodeSlowdown(c *Candidate) float64 {
 	if !c.HasLoad || c.ActiveRequests <= c.PrefillRequests {
 		return 0
 	}
@@ -223,8 +252,9 @@ func (v *View) calculateCrowd() (of crowd) {
 	busy, n := 0.0, float64(len(v.kept))
 	for i := range v.kept {
 		c := v.At(i)
-		busy, of.rate = busy+c.Busy/n, of.rate+rate(c)/n
+		busy, of.rate = busy+c.Busy, of.rate+rate(c)
 	}
+	busy, of.rate = busy/n, of.rate/n
 	of.delay = congestion(busy) - 1
 	of.evicted = float64(v.Request.BlockSize) / of.rate * (1 + of.delay)
 	if v.Request.Role == Decode {
@@ -235,13 +265,13 @@ func (v *View) calculateCrowd() (of crowd) {
 
 // laterDelay is the delay of later requests by the prefill, beyond the time of the prefill. Later requests may go to
 // any candidate, so the mean rate counts. Otherwise errors of a single rate would count several times.
-func laterDelay(v *View, c *Candidate) float64 {
-	return v.crowd.delay * v.outlook.prefill * rate(c) / v.crowd.rate
+func (v *View) laterDelay() float64 {
+	return v.crowd.delay * v.outlook.prefill * v.outlook.rate / v.crowd.rate
 }
 
 // evictCost is the time of later requests for the blocks that this prompt evicts from the device memory of the
 // candidate. The time is for a computation, or for a load if the candidate has lower tiers.
-func evictCost(v *View, c *Candidate) float64 {
+func (v *View) evictCost(c *Candidate) float64 {
 	m := c.Memory
 	if m == nil {
 		return 0

@@ -43,6 +43,10 @@ type Policy struct {
 	Scorers []Scorer
 	Picker  Picker
 
+	// Sum scores the sum of Scorers in one pass. Choose uses it for requests without an explanation. nil: Choose adds the
+	// scores of Scorers.
+	Sum Scorer
+
 	// Prefill returns the EffectivePrefillTokens of an [Estimate]. nil: the prompt less CachedTokens.
 	Prefill func(*View, *Candidate) uint64
 }
@@ -78,6 +82,15 @@ type Selector struct {
 	name   string
 	config Config
 	policy Policy
+	sum    []Scorer // Policy.Sum alone, if any
+}
+
+// scorers returns the scorers of a call.
+func (s *Selector) scorers(explain bool) []Scorer {
+	if s.sum != nil && !explain {
+		return s.sum
+	}
+	return s.policy.Scorers
 }
 
 // New returns a selector for the policy with this name. It fails if the name is not registered, if the configuration is
@@ -102,7 +115,11 @@ func New(name string, config Config) (*Selector, error) {
 	if policy.Picker == nil {
 		return nil, fmt.Errorf("policy %s has no picker", name)
 	}
-	return &Selector{name: name, config: config, policy: policy}, nil
+	s := &Selector{name: name, config: config, policy: policy}
+	if policy.Sum != nil {
+		s.sum = []Scorer{policy.Sum}
+	}
+	return s, nil
 }
 
 // Policy returns the name of the policy.
