@@ -240,7 +240,7 @@ Figures are medians of the rounds. The ratios come first, with their goals.`,
 		if o.Program, err = os.Executable(); err != nil {
 			return err
 		}
-		cli.SaveMemory(cli.IndexerRoom) // as the server does, whose decisions are measured in this process
+		cli.SaveMemory(cli.IndexerRoom) // the measured decisions in this process use the settings of the server
 		r, err := cluster.RunSelect(cmd.Context(), o, func(step string) { fmt.Fprintln(os.Stderr, step, "...") })
 		if err != nil {
 			return err
