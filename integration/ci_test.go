@@ -46,9 +46,10 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 			t.Errorf(".ci/run has no line %q", command)
 		}
 	}
-	race := regexp.MustCompile(`^go test -race (-timeout \w+ )?\./\.\.\.$`)
-	if !slices.ContainsFunc(run, race.MatchString) {
-		t.Errorf(".ci/run does not run the race detector over everything:\n%s", script)
+	race := regexp.MustCompile(`^nice -n \d+ go test -race (-timeout \w+ )?\./\.\.\. >"\$log" 2>&1 &$`)
+	if !slices.ContainsFunc(run, race.MatchString) || !slices.Contains(run, "wait $race && status=0 || status=$?") ||
+		run[len(run)-1] != "exit $status" {
+		t.Errorf(".ci/run does not run the race detector over everything, or ignores its result:\n%s", script)
 	}
 	if !slices.Contains(run, "set -euo pipefail") {
 		t.Error(".ci/run continues after a failed command")
