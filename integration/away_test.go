@@ -64,7 +64,7 @@ func TestNATSAwayForLong(t *testing.T) {
 	}
 	startServer()
 	e.serve(t, 1)
-	shim.WaitFor(`could not be replayed; what the rank held is cleared`)
+	shim.WaitFor(`could not be replayed; the rank's holdings are cleared`)
 	mark := harness.Tokens(77_000_000, harness.BlockSize)
 	harness.ServePrompt(t, e.Engine, mark)
 	locals := e.hasher.Hash(nil, mark)

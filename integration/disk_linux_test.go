@@ -139,7 +139,7 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 
 	makeRoom := fillDisk(t, disk)
 	e.serve(t, 100)
-	shim.WaitFor(`the log does not take events; they wait`)
+	shim.WaitFor(`the log does not accept events; the events wait`)
 	x.WaitFor(`the log of partition \d takes nothing more.*no space left on device`)
 	var s api.Status
 	status := func() string {
@@ -176,14 +176,14 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 		}
 		said := status()
 		return len(answer.Partitions) == 1 && answer.Partitions[0].StaleMS > 0 &&
-				strings.Contains(ready, "what is known of it is") &&
+				strings.Contains(ready, "the state is") &&
 				strings.Contains(said, "1 of 1 shims wait, w1/0 since ") &&
 				strings.Contains(said, "have room on their disks") &&
 				// every problem is listed once
 				!strings.Contains(said, "from the shims of") && !strings.Contains(said, "server: not available"),
 			fmt.Sprintf("%+v\n%s\n%s", answer, ready, said)
 	})
-	shim.WaitFor(`the log does not take events; they wait.*what_to_do=".*have room on their disks`)
+	shim.WaitFor(`the log does not accept events; the events wait.*what_to_do=".*have room on their disks`)
 	// A server on a full disk stays connected.
 	for _, p := range []*harness.Process{x.Process, shim} {
 		for line := range strings.Lines(p.Said()) {
@@ -213,7 +213,7 @@ func diskFull(t *testing.T, disk string, embedded, restarts bool) {
 		startServer()
 	}
 	e.await(t, x.HTTP)
-	shim.WaitFor(`the log takes events again`)
+	shim.WaitFor(`the log accepts events again`)
 	harness.Eventually(t, "the status is in order", func() (bool, string) {
 		said := status()
 		return said == "" && s.Snapshots.Written > 0, said

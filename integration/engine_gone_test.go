@@ -230,7 +230,7 @@ func TestEngineHangs(t *testing.T) {
 	}
 	engine.Cmd.Process.Signal(syscall.SIGSTOP)
 	clears.WaitFor(`the engine is gone.*why="silent for 2s"`)
-	waits.WaitFor(`the engine is silent.*whether its process hangs or is stopped.*nothing is cleared`)
+	waits.WaitFor(`the engine is silent.*whether the engine's process hangs or is stopped.*nothing is cleared`)
 	x.WaitDepth(t, "m", firstPrompt(), "clears", 0)
 	x.WaitDepth(t, "m", firstPrompt(), "waits", 8)
 	seen(t, x, "waits", api.EngineSilent)

@@ -96,7 +96,7 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	front := startEngineAPI(t)
 	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL)
-	shim.WaitFor("waiting for the engine to say how it publishes.*503")
+	shim.WaitFor("waiting for the engine's settings over HTTP.*503")
 	first, second := startRank(t, 0, 16), startRank(t, 1, 16)
 	harness.ServePrompt(t, first, harness.Tokens(1, 4*16))
 	harness.ServePrompt(t, second, harness.Tokens(1, 2*16))
@@ -155,7 +155,7 @@ func TestShimLearnsFromTheEngine(t *testing.T) {
 	other := startRank(t, 0, 32)
 	harness.ServePrompt(t, other, harness.Tokens(1, 4*16))
 	front.vllm("qwen", 32, other)
-	shim.WaitFor("the engine came back with other settings")
+	shim.WaitFor("the engine has restarted with new settings")
 	holds("qwen", map[events.Rank]uint32{0: 2})
 }
 
@@ -189,7 +189,7 @@ func TestShimCannotLearn(t *testing.T) {
 		code    int
 		said    string
 	}{
-		{old, nil, 2, "vllm 0.23.0 does not say over HTTP where it publishes events"},
+		{old, nil, 2, "vllm 0.23.0 does not report the endpoint of events over HTTP"},
 		{old, []string{"--engine", engine.Endpoint()}, 2, "give --block-size"},
 		{map[string]string{"/version": `{"version":"0.23.0"}`}, []string{"--engine", engine.Endpoint()}, 2,
 			"give --model"},

@@ -38,7 +38,7 @@ func TestRanksOnOtherHosts(t *testing.T) {
 	harness.ServePrompt(t, here, harness.Tokens(1, 4*16))
 	first := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL, "--worker", "w",
 		"--lease", "3s")
-	first.WaitFor("publish their events on other hosts")
+	first.WaitFor("publish events on other hosts")
 	x.WaitDepth(t, "llama", harness.Tokens(1, 4*16), "w", 4)
 	states := func(want ...api.EngineState) {
 		t.Helper()

@@ -101,7 +101,7 @@ func TestStoreAsDynamoPublishes(t *testing.T) {
 		}
 	}
 	s.until("mla", prompt, "an MLA model without a layout has an upper bound", loads(20, api.BoundStoreObjects))
-	said := s.WaitFor(`unknown fields, which are passed over.*worker=plain/0 fields=(\S+)`)
+	said := s.WaitFor(`unknown fields of a registration's l3 are ignored.*worker=plain/0 fields=(\S+)`)
 	if said[1] != "of_next_year" {
 		t.Errorf("the warning names %q", said[1])
 	}
@@ -201,9 +201,9 @@ func TestStoreGroupsFromEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.master.Put(named.Lanes[0].Names(0, 9).Keys...)
-	shim.WaitFor("the shared store is registered when the engine has announced")
+	shim.WaitFor("the shared store is registered after the first event")
 	harness.ServePrompt(t, e, prompt[:2*harness.BlockSize])
-	shim.WaitFor(`registered with the groups that the engine announced.* groups=1`)
+	shim.WaitFor(`registered with the groups of the engine's events.* groups=1`)
 	s.until("m", prompt, "the store gets queries by the events", func(a *api.Answer) bool {
 		return a.L3.Status == api.L3OK && len(a.Workers) == 1 && a.Workers[0].Total() == 2 && a.Workers[0].L3 == 7
 	})

@@ -136,7 +136,7 @@ func TestOperator(t *testing.T) {
 		!strings.Contains(r.Stdout, "w1") {
 		t.Fatalf("resync: %+v", r)
 	}
-	first.WaitFor("asked to say again what the engine holds")
+	first.WaitFor("a node requested the engine's holdings again")
 	for deadline := time.Now().Add(harness.Patience); incarnation() == was; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("no new incarnation")
@@ -205,7 +205,7 @@ func TestTwoShimsForOneRank(t *testing.T) {
 	x.WaitDepth(t, "m", prompt, "w1", 4)
 	// a shim that waits for the end of the first
 	third := harness.StartSimShim(t, e, x.NATS, "w1", "--claim-wait", "30m")
-	third.WaitFor("waiting for the shim that has this rank to end")
+	third.WaitFor("waiting for the end of the rank's present shim")
 	first.Kill()
 	third.WaitFor("connected to the engine")
 	harness.ServePrompt(t, e, prompt)
@@ -339,8 +339,8 @@ func TestNoRoom(t *testing.T) {
 	}
 	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
 	harness.ServePrompt(t, registered, prompt[:4*harness.BlockSize])
-	shim.WaitFor(`the log does not take events; they wait.*no room`)
-	x.WaitFor(`the log does not take events of a registered engine; they wait.*worker=7/0.*no room`)
+	shim.WaitFor(`the log does not accept events; the events wait.*no room`)
+	x.WaitFor(`the log does not accept events of a registered engine; the events wait.*worker=7/0.*no room`)
 	x.WaitFor(`filling up: the storage of the NATS server`)
 	s := harness.Status(t, x.NATS)
 	if !strings.Contains(strings.Join(s.Problems, "\n"), "the storage of the NATS server is") ||

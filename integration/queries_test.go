@@ -31,7 +31,7 @@ func TestQueriesThatCannotBeAnswered(t *testing.T) {
 	}{
 		{[]string{"--model", "x", "--tokens", "1"}, api.CodeUnknownModel, "known: m"},
 		{[]string{"--model", "m", "--tokens", "1", "--block-size", "32"}, api.CodeBlockSizeMismatch,
-			"blocks of 32 tokens; its workers have blocks of 16"},
+			"blocks of 32 tokens; the workers have blocks of 16"},
 		{[]string{"--model", "m", "--hashes", "1", "--cache-salt", "s"}, api.CodeMalformed, "valid with tokens only"},
 	} {
 		if _, failure := x.Query(t, c.args...); failure == nil || failure.Code != c.code ||
@@ -117,7 +117,8 @@ func TestBlockSizesDisagree(t *testing.T) {
 	r := harness.Run(t, "worker-shim", "run", "--engine", engine.Endpoint(), "--worker", "w2", "--model", "m",
 		"--block-size", "32", "--nats", x.NATS)
 	if r.Code != 1 || !strings.Contains(r.Stderr,
-		"registered with block size 16, this worker has 32; if no worker has that size any more: indexer forget --model m") {
+		"registered with block size 16, this worker has 32; if no worker has the registered size any more: indexer "+
+			"forget --model m") {
 		t.Fatalf("got %+v", r)
 	}
 

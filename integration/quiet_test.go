@@ -49,7 +49,7 @@ func TestQuietSources(t *testing.T) {
 	for name, c := range map[string]quietCase{
 		"an engine": {
 			args: append([]string{"--engine", engine.Endpoint(), "--replay", engine.Replay(), "--worker", "quiet"}, ofRanks...),
-			log:  "connected, and the engine has said nothing", shown: "quiet/0", finding: "engine_quiet",
+			log:  "connected, and the engine has published nothing", shown: "quiet/0", finding: "engine_quiet",
 			speak: func() {
 				if _, err := engine.Serve(prompt, nil); err != nil {
 					t.Error(err)

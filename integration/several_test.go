@@ -43,7 +43,7 @@ func TestSeveralEnginesAtOneWorker(t *testing.T) {
 					c.answers("with the first alone", engines[0], prompts)
 				}
 			}
-			shim.WaitFor("several engines publish to this shim; one is followed")
+			shim.WaitFor("several engines publish to this shim; a single engine is followed")
 			for range 30 {
 				for i, e := range engines {
 					harness.ServePrompt(t, e, prompts[i])
@@ -121,7 +121,8 @@ func TestSeveralRanksAtOneSocket(t *testing.T) {
 	}
 	say(3, stored(1, prompt)) // of another rank, which is credited until the shimmed rank publishes
 	x.WaitDepth(t, "m", prompt, "w", 3)
-	shim.WaitFor("the engine names another data-parallel rank; its blocks are credited to this one.*engine_rank=3")
+	shim.WaitFor("the engine's messages name a different data-parallel rank; the blocks are credited to this " +
+		"rank.*engine_rank=3")
 	say(0, stored(11, prompt[:32]))
 	x.WaitDepth(t, "m", prompt, "w", 2)
 	say(1, []any{"AllBlocksCleared"})

@@ -15,7 +15,7 @@ import (
 // has failed says what to do.
 func TestTroubleSaysWhatToDo(t *testing.T) {
 	trouble := regexp.MustCompile(
-		`wait|permit|cannot|could not|lost|takes nothing|take events|not written|refus|is unhealthy|silent|not heard|no NATS|does not|^NATS$`)
+		`wait|permit|cannot|could not|lost|accepts nothing|accept events|not written|refus|is unhealthy|silent|not heard|no NATS|does not|^NATS$`)
 	// nothing need be done, or nothing can be
 	informs := regexp.MustCompile(
 		`cannot be decoded|registration cannot be read|could not be replayed|cannot say it again`)

@@ -26,7 +26,7 @@ func readL3Config(path string) (models map[string]hicache.Config, passed map[str
 // warnPassed logs the unknown fields of --l3-config.
 func (s *serving) warnPassed(log *slog.Logger) {
 	for _, model := range slices.Sorted(maps.Keys(s.l3Passed)) {
-		log.Warn("--l3-config has unknown fields, which are passed over", "model", model, "fields", s.l3Passed[model],
+		log.Warn("unknown fields of --l3-config are ignored", "model", model, "fields", s.l3Passed[model],
 			"what_to_do", hicache.PassedRemedy)
 	}
 }

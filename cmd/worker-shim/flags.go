@@ -135,7 +135,7 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 				"is neither 0 nor at least 100ms")),
 		cli.Var(&s.OnRefused, "on-engine-refused", "clear",
 			"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and "+
-				"what it had in device and host memory is cleared) or keep (a proxy may refuse)",
+				"the blocks in device and host memory are cleared) or keep (a proxy may refuse)",
 			cli.Valid(onRefused)),
 		cli.Var(&s.SilentAfter, "engine-silent-after", 10*time.Second,
 			"after how long without a sign of life the engine counts as silent, which is said and clears nothing",

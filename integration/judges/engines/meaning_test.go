@@ -370,7 +370,7 @@ func TestReuseReports(t *testing.T) {
 	wait(50 * 20)
 	if problems := copies(); len(problems) != 1 ||
 		!strings.Contains(problems[0],
-			"reporter/0 holds 20 blocks and, by what its engine announced, 1000 further copies") {
+			"reporter/0 holds 20 blocks and, by the engine's events, 1000 further copies") {
 		t.Errorf("problems: %q", problems)
 	}
 	if got := harness.OverlapOf(t, x, "m", "reporter", p); got.Device != 20 {

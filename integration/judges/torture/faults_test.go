@@ -186,12 +186,12 @@ var heardOf = map[string]string{
 	"snapshot not written": "snapshots that failed",
 	"snapshot skipped":     "snapshots skipped",
 	"log trimmed":          "purges",
-	"could not be replayed; what the rank held is cleared": "gaps, cleared",
-	"a new incarnation of the engine begins":               "incarnations",
-	"the engine is gone":                                   "engines taken for gone",
-	"restoring again":                                      "logs that turned out to be others",
-	"resync needed":                                        "resyncs needed",
-	"the log does not take events":                         "publishing that failed",
+	"could not be replayed; the rank's holdings are cleared": "gaps, cleared",
+	"a new incarnation of the engine begins":                 "incarnations",
+	"the engine is gone":                                     "engines taken for gone",
+	"restoring again":                                        "logs that turned out to be others",
+	"resync needed":                                          "resyncs needed",
+	"the log does not accept events":                         "publishing that failed",
 }
 
 // listen reads the new output of the programs.

@@ -52,7 +52,7 @@ func TestFromEngineToAnswer(t *testing.T) {
 			_, third := engine.Store(prompt[5*harness.BlockSize:7*harness.BlockSize], &second[0])
 			x.WaitDepth(t, "m", prompt, "w1", 7)
 			shim.WaitFor(`cannot be decoded`)
-			shim.WaitFor(`no engine's event message`)
+			shim.WaitFor(`no engine event`)
 			said := shim.Said()
 			// a paused engine is disconnected
 			silent := len(regexp.MustCompile(`the engine's connection has ended.*peer is silent`).FindAllString(said,

@@ -113,7 +113,7 @@ func (s *Service) candidates(model string, blockSize uint32) (*candidates, error
 	has := func(r registry.PoolRank) bool { return r.BlockSize == blockSize }
 	if blockSize != 0 && !slices.ContainsFunc(pool.Ranks, has) {
 		return nil, api.Errorf(api.CodeBlockSizeMismatch,
-			"the request asks for %q with blocks of %d tokens; its workers have blocks of %s", model, blockSize, of.sizes())
+			"the request asks for %q with blocks of %d tokens; the workers have blocks of %s", model, blockSize, of.sizes())
 	}
 	if of.blockSize == 0 {
 		return of.withBlockSize(blockSize), nil

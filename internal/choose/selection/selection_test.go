@@ -283,7 +283,7 @@ func TestSelectRefusals(t *testing.T) {
 		{"unknown model", func(_ *fleet, r *api.SelectRequest) { r.Model = "x" }, api.CodeUnknownModel,
 			"no worker is registered"},
 		{"block size", func(_ *fleet, r *api.SelectRequest) { r.BlockSize = 16 }, api.CodeBlockSizeMismatch,
-			"blocks of 16 tokens; its workers have blocks of 4"},
+			"blocks of 16 tokens; the workers have blocks of 4"},
 		{"several block sizes", func(f *fleet, _ *api.SelectRequest) { f.pool.Ranks[0].BlockSize = 8 },
 			api.CodeBlockSizeMismatch, "8, 4; the request must name one"},
 		{"policy", func(_ *fleet, r *api.SelectRequest) { r.Policy = "best" }, api.CodeMalformed, "least_load"},

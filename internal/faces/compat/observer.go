@@ -59,13 +59,13 @@ func (o *observer) LogUnreadable(err error) {
 
 func (o *observer) Refused(err error, first bool) {
 	if first {
-		o.log.Warn("the log does not take events of a registered engine; they wait", "worker", o.key, "error", err,
-			"what_to_do", shim.LogAdvice(err))
+		o.log.Warn("the log does not accept events of a registered engine; the events wait", "worker", o.key, "error",
+			err, "what_to_do", shim.LogAdvice(err))
 	}
 }
 
 func (o *observer) LogResumed() {
-	o.log.Info("the log takes events of a registered engine again", "worker", o.key)
+	o.log.Info("the log accepts events of a registered engine again", "worker", o.key)
 }
 
 func (o *observer) StateChanged(s shim.State) {
@@ -81,7 +81,8 @@ func (o *observer) StateChanged(s shim.State) {
 	case api.EngineSilent:
 		o.log.Warn("a registered engine is silent", "worker", o.key, "since", s.Since.UTC().Format(time.RFC3339),
 			"why", s.Why, "what_to_do",
-			"see whether its process hangs or is stopped, and whether its host can be reached; restart it if it does not go on")
+			"see whether the engine's process hangs or is stopped, and whether the host is reachable; restart the "+
+				"engine if it does not go on")
 	case api.EngineGone:
 		o.log.Warn("a registered engine is gone; what it had in device and host memory is cleared", "worker", o.key,
 			"why", s.Why)

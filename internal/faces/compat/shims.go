@@ -96,7 +96,7 @@ func (s *Shims) notePassed(key events.RankKey, fields hicache.Passed) {
 	}
 	s.mu.Unlock()
 	if !known {
-		s.log.Warn("a registration's l3 has unknown fields, which are passed over", "worker", key, "fields", fields,
+		s.log.Warn("unknown fields of a registration's l3 are ignored", "worker", key, "fields", fields,
 			"what_to_do", hicache.PassedRemedy)
 	}
 }

@@ -70,7 +70,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 		checksum uint64
 		ranks    int
 		parked   int64
-		places   int64 // remembered
+		places   int64 // with a place in the index
 		holdings [events.NumTiers]int64
 	}
 	look := func(n *Node) (s state) {
@@ -98,7 +98,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 	is := func(got state, parked, places, holdings int64) {
 		t.Helper()
 		if got.parked != parked || got.places != places || got.holdings[0] != holdings {
-			t.Fatalf("%+v: want %d parked, %d remembered, %d held", got, parked, places, holdings)
+			t.Fatalf("%+v: want %d parked, %d places, %d held", got, parked, places, holdings)
 		}
 	}
 
@@ -115,7 +115,7 @@ func TestAgesSurviveARestart(t *testing.T) {
 	w.restart()
 	both()
 
-	// The first blocks are too old now, despite the restart; the second ones are not, unless the machine is very slow.
+	// The first blocks are too old now, despite the restart. The second blocks are not, unless the machine is very slow.
 	time.Sleep(time.Until(begun.Add((age + 100) * time.Millisecond)))
 	say(store(0, 50), store(3, 4)) // the parent comes too late; a child of a forgotten block
 	if both(); expired < 2 {

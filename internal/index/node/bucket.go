@@ -13,9 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// Generations lists the snapshots in a namespace's bucket, the newest first within each partition. It reads NATS
-// directly and needs no running indexer. With verify, Generations reads, checks and decodes every chunk, as a restore
-// does.
+// Generations lists the snapshots in a namespace's bucket, the newest first within each partition. Generations reads
+// NATS directly and needs no running indexer. With verify, Generations reads, checks and decodes every chunk, as a
+// restore does.
 func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*api.GenerationList, error) {
 	list := &api.GenerationList{Generations: []api.GenerationInfo{}}
 	bucket, err := ns.OpenSnapshots(ctx)
@@ -47,7 +47,7 @@ func Generations(ctx context.Context, ns *jetstream.Namespace, verify bool) (*ap
 }
 
 // ReadSnapshot reads the newest usable snapshot of a partition into the sink returned by open. The manifest is nil if
-// there is none. If a snapshot proves unusable, ReadSnapshot reads the next older one into a new sink.
+// there is none. If a snapshot proves unusable, ReadSnapshot reads the next older snapshot into a new sink.
 func ReadSnapshot(ctx context.Context, ns *jetstream.Namespace, p events.Partition,
 	open func(*snapshot.Manifest, []snapshot.RankState) (snapshot.Sink, error)) (*snapshot.Manifest, error) {
 	bucket, err := ns.OpenSnapshots(ctx)
@@ -91,13 +91,13 @@ func generationsOf(ctx context.Context, bucket *jetstream.Bucket, seen snapshot.
 			g = describe(m)
 		}
 		g.Key, g.Unusable, g.Why = r.Key, r.Reason.String(), r.Err.Error()
-		// These three reasons concern the log; the snapshot itself is intact.
+		// The three reasons concern the log; the snapshot itself is intact.
 		g.Bad = !slices.Contains([]snapshot.Reason{snapshot.OtherEpoch, snapshot.AheadOfLog, snapshot.LogTruncated},
 			r.Reason)
 		list = append(list, g)
 	}
 	newestFirst := func(a, b api.GenerationInfo) int {
-		// An unreadable current manifest has the number 0. The subtraction wraps it around to the greatest, so the
+		// An unreadable current manifest has the number 0. The subtraction wraps 0 around to the greatest number, so the
 		// manifest sorts first.
 		return cmp.Compare(b.Generation-1, a.Generation-1)
 	}
@@ -142,8 +142,8 @@ func describe(m *snapshot.Manifest) api.GenerationInfo {
 	}
 }
 
-// verifyGeneration reads all chunks of a generation and returns each chunk that differs from its manifest entry. If no
-// chunk differs, all are decoded together. An error means that NATS did not respond.
+// verifyGeneration reads all chunks of a generation and returns every chunk that differs from the manifest. If no chunk
+// differs, all are decoded together. An error means that NATS did not respond.
 func verifyGeneration(ctx context.Context, bucket *jetstream.Bucket, m *snapshot.Manifest) (bad []api.BadChunk,
 	err error) {
 	fetch := fetchFrom(ctx, bucket)

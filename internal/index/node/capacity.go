@@ -22,15 +22,15 @@ type usage struct {
 	refused     error // the reason for rejected writes; nil: writes succeed, as far as the server reports
 }
 
-// filling reports whether 80 % of the limit is used, which warrants a warning.
+// filling reports whether 80 % of the limit is used, enough for a warning.
 func (u usage) filling() bool { return u.limit > 0 && u.used >= u.limit/5*4 }
 
 // full reports whether the limit is reached.
 func (u usage) full() bool { return u.limit > 0 && u.used >= u.limit }
 
-// snapshotDue reports whether a log needs a snapshot after this many bytes since the last one. A log at its limit drops
-// its oldest messages, even messages newer than the last snapshot. Two generations are kept, so a snapshot at each
-// quarter of the limit leaves room for about two more quarters.
+// snapshotDue reports whether a log needs a snapshot after this number of bytes since the last snapshot. A full log
+// drops the oldest messages, even messages newer than the last snapshot. Two generations are kept, so a snapshot at
+// each quarter of the limit leaves room for about two more quarters.
 func (u usage) snapshotDue(bytes uint64) bool { return u.limit > 0 && bytes >= uint64(u.limit)/4 }
 
 func (u usage) api() api.Usage {
@@ -41,7 +41,7 @@ func (u usage) api() api.Usage {
 	return a
 }
 
-// capacity holds the usage of the bucket and of the storage, which all partitions share.
+// capacity holds the usage of the bucket and of the storage, common to all partitions.
 type capacity struct {
 	mu            sync.Mutex
 	bucket, store usage
@@ -71,7 +71,7 @@ func (n *Node) measureCapacity(ctx context.Context) (refused bool) {
 		refused = refused || now.refused != nil
 		n.reportUsage(place, before, now)
 	}
-	var shut []events.Partition // partitions whose logs reject writes
+	var shut []events.Partition // partitions with logs that reject writes
 	var full bool               // the storage is full
 	replace := func(place string, at *usage, now usage) {
 		n.capacity.mu.Lock()
@@ -143,8 +143,8 @@ func (n *Node) noteBucket(epoch jetstream.Epoch) {
 // askWaitingEvery is the interval of the requests to shims of a log that rejects writes.
 const askWaitingEvery = 5 * time.Second
 
-// askWaiting requests, over core NATS, how the shims of the logs that reject writes wait: shims cannot write this to
-// such a log. The requests run in a goroutine of their own.
+// askWaiting requests the waits of shims whose log rejects writes. The requests use core NATS, since the shims cannot
+// write to the log. The requests run in a separate goroutine.
 func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 	n.capacity.mu.Lock()
 	defer n.capacity.mu.Unlock()
@@ -199,7 +199,7 @@ func waitingPhrase(shims []control.Shim) string {
 		first.Waiting.Do)
 }
 
-// refusal returns err if it means that there is no room, else nil. Other errors, such as no response from NATS, are
+// refusal returns err if err means a lack of room, else nil. Further errors, for example no response from NATS, are
 // reported elsewhere.
 func refusal(err error) error {
 	if errors.Is(err, jetstream.ErrFull) {
@@ -208,8 +208,8 @@ func refusal(err error) error {
 	return nil
 }
 
-// capacityProblems returns a problem for each place that is full or nearly full, and for the NATS server in this
-// process. Each cause appears once.
+// capacityProblems returns a problem for every place that is full or nearly full, and for the NATS server in this
+// process. A cause appears once.
 func (n *Node) capacityProblems() (list []string) {
 	var full fullness
 	n.capacity.mu.Lock()
@@ -227,7 +227,7 @@ func (n *Node) capacityProblems() (list []string) {
 	}
 	restart := ""
 	if n.cfg.Health == nil { // the server in this process is supervised
-		restart = "; then restart the NATS server, which takes nothing more until then"
+		restart = "; then restart the NATS server, which stays read-only until then"
 	}
 	list = full.lines(restart)
 	for _, p := range n.kept() {

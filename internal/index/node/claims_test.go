@@ -12,7 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// claimed is a machine whose workers have claimed some models.
+// claimed is a machine with workers that have claimed some models.
 type claimed struct {
 	*testing.T
 	*Machine
@@ -42,8 +42,8 @@ func (c *claimed) announces(instance events.WorkerID, model string, blockSize ui
 	}
 }
 
-// knows checks the workers of a model in the view, and the number of hidden ranks.
-func (c *claimed) knows(model string, hidden int, want ...events.WorkerID) {
+// check checks the workers of a model in the view, and the number of hidden ranks.
+func (c *claimed) check(model string, hidden int, want ...events.WorkerID) {
 	c.Helper()
 	v := c.View()
 	var got []events.WorkerID
@@ -66,7 +66,7 @@ func TestARankWithoutAClaimIsHidden(t *testing.T) {
 	c.models["good"] = "llama"
 	c.announces("good", "llama", 16)
 	c.announces("bad", "llama", 65535)
-	c.knows("llama", 1, "good")
+	c.check("llama", 1, "good")
 	// An unclaimed block size does not make the model's block size ambiguous.
 	if served, err := c.View().serving(&api.Query{Model: "llama"}, 0); err != nil || served.BlockSize != 16 {
 		t.Errorf("a query without a block size: %+v, %v", served, err)
@@ -82,14 +82,14 @@ func TestARankWithoutAClaimIsHidden(t *testing.T) {
 	}
 	delete(c.models, "bad")
 	c.Recheck()
-	c.knows("llama", 1, "good")
+	c.check("llama", 1, "good")
 	c.announces("bad", "own", 16)
 	c.models["bad"] = "own"
 	c.Recheck()
-	c.knows("own", 0, "bad")
+	c.check("own", 0, "bad")
 	c.announces("good", "own", 16) // the worker switches to an unclaimed model
-	c.knows("own", 1, "bad")
-	c.knows("llama", 1)
+	c.check("own", 1, "bad")
+	c.check("llama", 1)
 }
 
 // TestAnswersLeaveOutUnclaimedRanks: of two workers with blocks under a model, only one has claimed the model. Answers

@@ -242,9 +242,9 @@ func (f *fleet) anyone(rng *rand.Rand) *cluster.Member {
 	return f.peers[names[rng.IntN(len(names))]].member
 }
 
-// ask queries a partition like another node: it tries the serving nodes of a view, one after the other, until one
-// answers. The answer must be complete and reflect all earlier acknowledged blocks. If no node answers, the view may
-// precede a move of the partition; a later view of the same node must then be right.
+// ask queries a partition like a cluster node: ask tries the serving nodes of a view in turn until a node answers. The
+// answer must be complete and reflect all earlier acknowledged blocks. If no node answers, the view may precede a move
+// of the partition; a later view of the same node must then be right.
 func (f *fleet) ask(p events.Partition, rng *rand.Rand) {
 	g := f.workers[p]
 	g.mu.Lock()
@@ -304,7 +304,7 @@ func (f *fleet) askThose(view *cluster.View, p events.Partition, q *api.Query, b
 			int(a.Workers[0].Device) > most ||
 			len(a.Partitions) != 1 || a.Partitions[0].Partition != p || a.Partitions[0].Seq < seq ||
 			!view.MayServe(p, "m") {
-			f.Errorf("%s says of partition %d, which has %d to %d blocks at %d or later: %+v", name, p, blocks, most,
+			f.Errorf("%s answers for partition %d, with %d to %d blocks at %d or later: %+v", name, p, blocks, most,
 				seq, a)
 		}
 		f.asked.Add(1)
@@ -438,9 +438,9 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// TestAnotherWritesTheSnapshots: one node cannot write snapshots. After three failures another node with the same
-// partitions writes them, and both report this.
-func TestAnotherWritesTheSnapshots(t *testing.T) {
+// TestSnapshotsMoveToAnotherNode: one node cannot write snapshots. After three failures a second node with the same
+// partitions writes the snapshots, and both nodes report the change.
+func TestSnapshotsMoveToAnotherNode(t *testing.T) {
 	f := newFleet(t)
 	small, err := jetstream.JoinNamespace(f.ctx, f.connect(), jetstream.NamespaceConfig{Name: "small",
 		Partitions: fleetPartitions})
@@ -485,21 +485,21 @@ func TestAnotherWritesTheSnapshots(t *testing.T) {
 	}
 	status, err := a.node.Status(f.ctx)
 	f.must(err)
-	told := 0
+	affected := 0
 	for _, problem := range status.Problems {
 		if in, _, is := strings.Cut(problem, ": "+snapshotLeft+"b"); is { // one problem for all partitions
 			var of cluster.Set
 			f.must(of.UnmarshalText([]byte(strings.TrimPrefix(in, "partitions "))))
-			told += of.Len()
+			affected += of.Len()
 		}
 	}
-	if told != failing || status.Partitions[0].Writer != "b" {
+	if affected != failing || status.Partitions[0].Writer != "b" {
 		t.Errorf("of %d partitions: writer %s, problems %q", failing, status.Partitions[0].Writer, status.Problems)
 	}
 }
 
-// TestStirred: a serving node announces the first worker of a partition, with its partition.
-func TestStirred(t *testing.T) {
+// TestNewModelIsAnnounced: a serving node announces the first worker of a partition, with its partition.
+func TestNewModelIsAnnounced(t *testing.T) {
 	f := newFleet(t)
 	snapshots, err := f.ns.EnsureSnapshots(f.ctx, jetstream.BucketConfig{})
 	f.must(err)
@@ -527,7 +527,7 @@ func TestStirred(t *testing.T) {
 	}
 	f.grow(p)
 	for !n.MayServe(p, "m") {
-		wait("it says nothing of the worker", n.ModelsChanged())
+		wait("the node does not announce the worker", n.ModelsChanged())
 	}
 	if !n.Advertisement().Models["m"].Has(p) || n.MayServe(p+1, "m") || n.MayServe(p, "other") {
 		t.Errorf("%+v", n.Advertisement())

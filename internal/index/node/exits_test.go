@@ -45,7 +45,7 @@ func TestSnapshotStatesEnd(t *testing.T) {
 	}
 	pt.saved(saveState{at: later, grown: grown})
 	if s.saved.left(later) || s.saved.err != nil {
-		t.Error("a success does not end that")
+		t.Error("a success does not end the problem")
 	}
 
 	due("nothing has changed", later.Add(time.Hour), grown, false)
@@ -99,7 +99,7 @@ func TestANodeBecomesReady(t *testing.T) {
 		unready  int32
 		why      string // part of the error; empty: ready
 	}{
-		{"it starts", false, 2, "not known yet which partitions"},
+		{"it starts", false, 2, "the partitions of this node are not assigned yet"},
 		{"its partitions are assigned", true, 2, "2 of 2 partitions are not restored"},
 		{"one has caught up", true, 1, "1 of"},
 		{"both have", true, 0, ""},

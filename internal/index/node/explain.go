@@ -16,7 +16,7 @@ const (
 )
 
 // explain adds a path along the prompt to the first ranks of an answer, in the answer's order: the held blocks and the
-// rule that ended the prefix. The depths of these ranks are replaced, so that depths and path are of the same moment.
+// rule that ended the prefix. The depths of the ranks are replaced, so that depths and path are of the same moment.
 func (f *finding) explain() error {
 	n, s, served, answer := f.n, f.s, f.served, f.answer
 	api.SortOverlaps(answer.Workers)
@@ -59,7 +59,7 @@ func (f *finding) explain() error {
 	return nil
 }
 
-// stopped returns the name of a rule. A block unknown to one shard may be known to another; inAny is the greatest
+// stopped returns the name of a rule. A block may be unknown in a shard and present in a second; inAny is the greatest
 // number of known blocks over all shards.
 func stopped(by radix.Stop, inShard, inAny uint32) string {
 	if by == radix.StopUnknown && inShard < inAny {
@@ -68,8 +68,8 @@ func stopped(by radix.Stop, inShard, inAny uint32) string {
 	return by.String()
 }
 
-// pathOf returns the path of a rank, with stop as the rule that ended it. Successive equal blocks form one run, and the
-// path has at most this many runs.
+// pathOf returns the path of a rank, with stop as the rule at the end. Successive equal blocks form a run, and the path
+// has at most most runs.
 func pathOf(p *radix.RankPath, stop string, most int) *api.Path {
 	path := &api.Path{Stop: stop, Behind: p.Behind}
 	if p.Stop == radix.StopGroup {

@@ -27,7 +27,7 @@ type Applied struct {
 
 // EventClass is the key of the counts in Applied. Tier is AllTiers for an event that clears all tiers.
 type EventClass struct {
-	Source string // the engine's protocol, as registered by its shim; UnknownSource before the registration
+	Source string // the engine's protocol, as registered by the shim; UnknownSource before the registration
 	Kind   events.Kind
 	Tier   events.Tier
 }
@@ -38,7 +38,7 @@ const UnknownSource = "unknown"
 // maxSources limits the number of separate sources. Events of further sources count under UnknownSource.
 const maxSources = 16
 
-// tally counts the events of one source by kind and tier.
+// tally counts the events of a source by kind and tier.
 type tally [events.Cleared + 1][events.NumTiers + 1]uint64
 
 // tallyOf returns the tally for the events of a rank.
@@ -56,7 +56,7 @@ func (m *Machine) tallyOf(key events.RankKey) *tally {
 }
 
 // figures returns the machine's counts together with stats, a count of the index. Ranks of shims that have registered
-// since the last call count under their source from then on.
+// since the last call count under the registered source from then on.
 func (m *Machine) figures(stats radix.Stats) *figures {
 	f := &figures{
 		index: api.IndexStatus{
@@ -85,7 +85,7 @@ func (m *Machine) figures(stats radix.Stats) *figures {
 	return f
 }
 
-// add adds the figures of another shard with these partitions.
+// add adds the figures of a further shard, with the partitions of the shard.
 func (f *figures) add(of *figures, partitions []events.Partition) {
 	if f.events == nil {
 		*f = figures{events: map[string]uint64{}, ranks: make([]int, len(of.ranks)),
@@ -121,10 +121,10 @@ var AgeBounds = [...]time.Duration{
 	2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute,
 }
 
-// Ages is a histogram of the time between the log and the index for each message: from the clock of the log's server to
-// the clock of this host.
+// Ages is a histogram of the time between the log and the index per message: from the clock of the log's server to the
+// clock of this host.
 type Ages struct {
-	Counts [len(AgeBounds) + 1]uint64 // by AgeBounds, each bound included; the last bucket has no bound
+	Counts [len(AgeBounds) + 1]uint64 // by AgeBounds, bounds included; the last bucket has no bound
 	Sum    time.Duration
 }
 
@@ -142,7 +142,7 @@ func (a *Ages) join(b *Ages) {
 	a.Sum += b.Sum
 }
 
-// applied records the ages of messages of a serving partition, after their application.
+// applied records the ages of messages of a serving partition, after the application.
 func (m *Machine) applied(msgs []jetstream.Message, now time.Time) {
 	at := now.UnixMilli()
 	for i := range msgs {
@@ -153,7 +153,7 @@ func (m *Machine) applied(msgs []jetstream.Message, now time.Time) {
 }
 
 // Limits of the writer's periodic census: the number of index nodes in one step, the inverse of the writer's share of
-// time for it (1 %), and the minimum pause between complete counts.
+// time for the census (1 %), and the minimum pause between complete counts.
 const (
 	censusPart  = 1 << 14
 	censusShare = 100

@@ -40,7 +40,7 @@ const (
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
-// Find answers a query from this node's index. It is safe for concurrent use.
+// Find answers a query from this node's index. Find is safe for concurrent use.
 func (n *Node) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if err := n.reach(ctx, q); err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (n *Node) reach(ctx context.Context, q *api.Query) error {
 	return nil
 }
 
-// finding is the state of one query in Find: open selects the ranks, match searches the index, filter removes the ranks
+// finding is the state of a query in Find: open selects the ranks, match searches the index, filter removes the ranks
 // of partitions emptied during the search, and merge completes the answer.
 type finding struct {
 	n *Node
@@ -87,7 +87,7 @@ type finding struct {
 	view    *View
 	served  *Served
 
-	// lookaheads are the lookaheads to hash with. With perRank, a rank counts only for hashes with its own lookahead.
+	// lookaheads are the lookaheads to hash with. With perRank, a rank counts only for hashes with the rank's lookahead.
 	// The list is nil if the answer is empty for the answer's Reason.
 	lookaheads []uint32
 	perRank    bool
@@ -98,7 +98,7 @@ type finding struct {
 }
 
 // open reads the view of the index and selects the model's ranks. The progress of the partitions is read before the
-// view, and the view before the index, so the answer reflects at least this progress.
+// view, and the view before the index, so the answer reflects at least the read progress.
 func (f *finding) open() error {
 	n, q := f.n, f.q
 	f.lapses = n.lapses.Load()
@@ -117,7 +117,7 @@ func (f *finding) open() error {
 }
 
 // unserved returns the error for a query without usable ranks in the view. A partition that does not serve may have
-// such ranks.
+// usable ranks.
 func (f *finding) unserved(err *api.Error) error {
 	if len(f.q.Partitions) > 0 {
 		err.Missing = f.missing
@@ -125,13 +125,14 @@ func (f *finding) unserved(err *api.Error) error {
 	}
 	if len(f.missing) > 0 && (err.Code == api.CodeUnknownModel || f.q.BlockSize != 0) {
 		return &api.Error{Code: api.CodeNotReady, Missing: f.missing,
-			Message: fmt.Sprintf("this node does not serve partitions %v now; of the others: %s", f.missing, err.Message)}
+			Message: fmt.Sprintf("this node does not serve partitions %v now; of the served partitions: %s", f.missing,
+				err.Message)}
 	}
 	return err
 }
 
-// match searches the index and adds the ranks with blocks of the prompt to the answer. It also starts the question to
-// the shared store, which runs at the same time, and returns that question.
+// match searches the index and adds the ranks with blocks of the prompt to the answer. match also starts a concurrent
+// question to the shared store, and returns the question.
 func (f *finding) match(ctx context.Context) (*L3Question, error) {
 	n, q, s := f.n, f.q, f.s
 	begun := time.Now()
@@ -316,7 +317,7 @@ func (s *scratch) hash(q *api.Query, blockSize, lookahead uint32) error {
 // noRanks is an empty iterator.
 func noRanks(func(*RankOfView) bool) {}
 
-// idle iterates over the ranks that may serve a query and hold no block of its prompt.
+// idle iterates over the ranks that may serve a query and hold no block of the prompt.
 func (s *scratch) idle(served *Served, allowed []radix.RankSet) iter.Seq[*RankOfView] {
 	return func(yield func(*RankOfView) bool) {
 		for _, r := range served.Ranks {
@@ -327,8 +328,8 @@ func (s *scratch) idle(served *Served, allowed []radix.RankSet) iter.Seq[*RankOf
 	}
 }
 
-// look records the serving partitions among the named ones, or among all if named is empty, and returns the others. The
-// returned partitions may have workers of the model.
+// look records the serving partitions among the named partitions, or among all if named is empty, and returns the rest.
+// The returned partitions may have workers of the model.
 func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
 	clear(s.looked)
 	s.some = len(named) > 0
@@ -385,8 +386,8 @@ func (n *Node) registered(model string) uint32 {
 	return n.cfg.BlockSize(model)
 }
 
-// sizesOf lists the block sizes of a model, each with its ranks. If a block size is registered, ranks with another size
-// are excluded: their workers do not match the model.
+// sizesOf lists the block sizes of a model, with the ranks of the size. If a block size is registered, ranks with a
+// different size are excluded, because the workers do not match the model.
 func (v *View) sizesOf(model string, registered uint32) []*Served {
 	list := v.Models[model]
 	if registered == 0 {
@@ -417,11 +418,11 @@ func (v *View) serving(q *api.Query, registered uint32) (*Served, *api.Error) {
 	}
 	if q.BlockSize == 0 {
 		return nil, api.Errorf(api.CodeBlockSizeMismatch,
-			"workers serve %q with different block sizes: %s; the query must name one", q.Model, strings.Join(sizes,
+			"workers serve %q with different block sizes: %s; the query must name a size", q.Model, strings.Join(sizes,
 				", "))
 	}
 	return nil, api.Errorf(api.CodeBlockSizeMismatch,
-		"the query asks for %q with blocks of %d tokens; its workers have blocks of %s", q.Model, q.BlockSize,
+		"the query asks for %q with blocks of %d tokens; the workers have blocks of %s", q.Model, q.BlockSize,
 		strings.Join(sizes, ", "))
 }
 
@@ -438,9 +439,9 @@ func (v *View) known() string {
 	names := slices.Sorted(maps.Keys(v.Models))
 	switch {
 	case len(names) == 0:
-		return ", nor any other; feed one with worker-shim run"
+		return ", nor any other model; feed a model with worker-shim run"
 	case len(names) > 8:
-		return fmt.Sprintf("; known are %s and %d more", strings.Join(names[:8], ", "), len(names)-8)
+		return fmt.Sprintf("; the models are %s and %d more", strings.Join(names[:8], ", "), len(names)-8)
 	}
 	return "; known: " + strings.Join(names, ", ")
 }
@@ -462,7 +463,7 @@ func (n *Node) allow(s *scratch, workers []events.WorkerID, served *Served) (set
 	return s.allowed, some
 }
 
-// search returns the index of the first rank that is not less than key, and whether that rank is key.
+// search returns the index of the first rank that is not less than key, and whether the rank is key.
 func (s *Served) search(key events.RankKey) (i int, found bool) {
 	return slices.BinarySearchFunc(s.Ranks, key,
 		func(r *RankOfView, key events.RankKey) int { return r.Key.Compare(key) })
@@ -487,7 +488,7 @@ func cleared(sets []radix.RankSet, n int) []radix.RankSet {
 	return sets
 }
 
-// shardSet returns a shard's element of sets; nil, which means all ranks, if sets is nil.
+// shardSet returns a shard's element of sets; nil (all ranks) if sets is nil.
 func shardSet(sets []radix.RankSet, shard int) *radix.RankSet {
 	if sets == nil {
 		return nil

@@ -120,7 +120,7 @@ func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 						want++
 					}
 					if got[k.name] != want {
-						t.Fatalf("of %d tokens, of which one at %d is another, %s holds %d blocks; the answer says %d",
+						t.Fatalf("of %d tokens, with a changed token at %d, %s holds %d blocks; the answer has %d",
 							n, differs, k.name, want, got[k.name])
 					}
 				}

@@ -55,7 +55,7 @@ func TestOtherBlockSize(t *testing.T) {
 	w.must(err)
 	said := strings.Join(s.Problems, "\n")
 	if s.Events["block_size_not_registered"] != 2 || !strings.Contains(said, "evil/0 (65535)") ||
-		!strings.Contains(said, "registered 4") || strings.Contains(said, "queries must name one") {
+		!strings.Contains(said, "registered block size 4") || strings.Contains(said, "queries must name one") {
 		t.Errorf("%v; %s", s.Events, said)
 	}
 	for _, m := range s.Models {
@@ -78,9 +78,9 @@ func TestOtherBlockSize(t *testing.T) {
 	}
 }
 
-// TestRanksBeyond: events of ranks beyond the limit are skipped and counted, and use no memory. A restore drops such
-// ranks of an earlier release's snapshot.
-func TestRanksBeyond(t *testing.T) {
+// TestRanksBeyondTheLimit: events of ranks beyond the limit are skipped and counted, and use no memory. A restore drops
+// such ranks of an earlier release's snapshot.
+func TestRanksBeyondTheLimit(t *testing.T) {
 	w := newSite(t)
 	w.start()
 	w.startShim()

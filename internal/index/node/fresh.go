@@ -13,10 +13,10 @@ import (
 // freshness records the age of a partition's answers.
 //
 // A log read to its end a moment ago is current, unless it rejects writes. Shims then buffer new events, so the age
-// counts from the last time at which the log accepted messages.
+// counts from the last accepted message.
 type freshness struct {
-	readTo   time.Time // when all messages of the log were last known to be applied
-	writable time.Time // when the log was last known to accept messages
+	readTo   time.Time // the last time with all messages of the log applied
+	writable time.Time // the last time at which the log accepted messages
 	refused  bool      // the log rejects messages now
 }
 
@@ -35,8 +35,8 @@ const behindAfter = 5 * time.Second
 // ageCheck is the interval of the measurements of ages and lags.
 const ageCheck = 250 * time.Millisecond
 
-// watchAge measures until ctx ends how far partitions are behind, and whether any is so old that queries must compute
-// its age.
+// watchAge measures until ctx ends how far partitions are behind, and whether queries must compute the age of an old
+// partition.
 func (n *Node) watchAge(ctx context.Context) {
 	loop.Every(ctx, ageCheck, func(now time.Time) {
 		aged := false
@@ -47,7 +47,7 @@ func (n *Node) watchAge(ctx context.Context) {
 	})
 }
 
-// tick measures how far a partition is behind its log, and reports whether its answers are old.
+// tick measures how far a partition is behind its log, and reports whether the answers are old.
 func (n *Node) tick(now time.Time, p events.Partition) (aged bool) {
 	applied := n.applied(p)
 	n.step(p, func(pt *partition) effects {
@@ -85,8 +85,8 @@ func inWords(ms uint64) string {
 	return (time.Duration(ms) * time.Millisecond).Round(time.Second).String()
 }
 
-// Warnings describes, one line each, the gaps in the answers of a ready node: partitions that do not serve, that are
-// old, or that need a resync. It is safe for concurrent use.
+// Warnings describes the gaps in the answers of a ready node, a line per gap: partitions that do not serve, are old, or
+// need a resync. Warnings is safe for concurrent use.
 func (n *Node) Warnings() (list []string) {
 	now := time.Now()
 	for p, o := range n.parts {
@@ -97,14 +97,14 @@ func (n *Node) Warnings() (list []string) {
 		case state == api.PartitionAbsent:
 			continue
 		case !state.Serves():
-			list = append(list, fmt.Sprintf("partition %d is %s: its workers are missing in answers of this node", p,
+			list = append(list, fmt.Sprintf("partition %d is %s: the workers are missing in answers of this node", p,
 				state))
 			continue
 		case age > 0:
-			list = append(list, fmt.Sprintf("partition %d: what is known of it is %s old", p, inWords(age)))
+			list = append(list, fmt.Sprintf("partition %d: the state is %s old", p, inWords(age)))
 		}
 		if need {
-			list = append(list, fmt.Sprintf("partition %d: resync needed; its workers may hold more than is known", p))
+			list = append(list, fmt.Sprintf("partition %d: resync needed; the workers may hold further blocks", p))
 		}
 	}
 	return list
@@ -120,7 +120,7 @@ type lag struct {
 // unreachable is a target beyond every log.
 const unreachable = ^events.StreamSeq(0)
 
-// measure updates the lag and returns it. An unreadable log may have any number of messages.
+// measure updates and returns the lag. An unreadable log may have any number of messages.
 func (l *lag) measure(now time.Time, applied, last events.StreamSeq, unreadable bool) time.Duration {
 	if unreadable {
 		last = unreachable

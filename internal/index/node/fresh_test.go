@@ -22,8 +22,8 @@ func TestFreshness(t *testing.T) {
 		"read to the end, and nothing more goes in": {freshness{readTo: at(10), writable: at(4), refused: true}, 10,
 			6000},
 		"neither":                        {freshness{readTo: at(1), writable: at(4), refused: true}, 10, 9000},
-		"nothing went in since it began": {freshness{readTo: at(10), refused: true}, 10, 10_000},
-		"the log takes messages again":   {freshness{readTo: at(10), writable: at(4)}, 10, 0},
+		"no message since the start":     {freshness{readTo: at(10), refused: true}, 10, 10_000},
+		"the log accepts messages again": {freshness{readTo: at(10), writable: at(4)}, 10, 0},
 	} {
 		if got := c.f.age(at(c.now), began); got != c.want {
 			t.Errorf("%s: %d ms, want %d", name, got, c.want)
@@ -50,7 +50,7 @@ func (w *site) until(what string, is func(api.PartitionStatus) bool) api.Partiti
 			return s
 		}
 	}
-	w.Fatalf("not %s: %+v; told:\n%s", what, w.find(), w.heard())
+	w.Fatalf("not %s: %+v; events:\n%s", what, w.find(), w.recorded())
 	return api.PartitionStatus{}
 }
 
@@ -64,13 +64,13 @@ func (w *site) awaitState(want api.PartitionState) {
 			return
 		}
 		if time.Now().After(deadline) {
-			w.Fatalf("the partition is %s, want %s; told:\n%s", s.Partitions[0].State, want, w.heard())
+			w.Fatalf("the partition is %s, want %s; events:\n%s", s.Partitions[0].State, want, w.recorded())
 		}
 	}
 }
 
-// says returns the problems of the status, and the notes.
-func (w *site) says() (problems, notes string) {
+// problems returns the problems of the status, and the notes.
+func (w *site) problems() (problems, notes string) {
 	w.Helper()
 	s, err := w.node.Status(w.ctx)
 	w.must(err)
@@ -91,16 +91,16 @@ func TestAnswersGrowOldWithoutNATS(t *testing.T) {
 	away := time.Now()
 	old := w.until("old", func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
 	if least := uint64(justNow.Milliseconds()); old.StaleMS < least {
-		t.Errorf("said to be %d ms old; below %d it is of now", old.StaleMS, least)
+		t.Errorf("the reported age is %d ms; below %d ms an answer is current", old.StaleMS, least)
 	}
 	older := w.until("older", func(s api.PartitionStatus) bool { return s.StaleMS > old.StaleMS })
 	if most := uint64(time.Since(w.node.started).Milliseconds()); older.StaleMS > most {
 		t.Errorf("%d ms old, %v after the server went, and %d after the node began", older.StaleMS, time.Since(away),
 			most)
 	}
-	problems, notes := w.says()
-	if !strings.Contains(problems, "what is known of it is") ||
-		!strings.Contains(notes, "partition 0: what is known of it is") {
+	problems, notes := w.problems()
+	if !strings.Contains(problems, "the state is") ||
+		!strings.Contains(notes, "partition 0: the state is") {
 		t.Errorf("problems %q, notes %q", problems, notes)
 	}
 	if err := w.node.Ready(); err != nil {
@@ -114,8 +114,8 @@ func TestAnswersGrowOldWithoutNATS(t *testing.T) {
 	w.awaitAll()
 }
 
-// TestAnswersGrowOldWhileTheLogTakesNothing: a log that rejects writes grows old although it is read to its end.
-func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
+// TestAnswersGrowOldWhileTheLogRejectsWrites: a log that rejects writes grows old although it is read to its end.
+func TestAnswersGrowOldWhileTheLogRejectsWrites(t *testing.T) {
 	w := newSite(t)
 	w.room = time.Hour // only the test measures
 	w.start()
@@ -128,7 +128,7 @@ func TestAnswersGrowOldWhileTheLogTakesNothing(t *testing.T) {
 	measured(time.Now().Add(-time.Minute), false)
 	w.until("fresh", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
 	measured(time.Now(), true)
-	w.until("old, though it is read to its end again and again",
+	w.until("old, although the log is read to the end repeatedly",
 		func(s api.PartitionStatus) bool { return s.StaleMS > 0 })
 	w.node.measureCapacity(w.ctx)
 	w.until("fresh again", func(s api.PartitionStatus) bool { return s.StaleMS == 0 })
@@ -152,12 +152,12 @@ func TestAnswersNameResync(t *testing.T) {
 	if s := w.find(); !s.ResyncNeeded {
 		t.Errorf("%+v", s)
 	}
-	if _, notes := w.says(); !strings.Contains(notes, "partition 0: resync needed") {
+	if _, notes := w.problems(); !strings.Contains(notes, "partition 0: resync needed") {
 		t.Errorf("notes %q", notes)
 	}
 	w.startShim()
 	w.until("resynced", func(s api.PartitionStatus) bool { return !s.ResyncNeeded })
-	if _, notes := w.says(); strings.Contains(notes, "resync needed") {
+	if _, notes := w.problems(); strings.Contains(notes, "resync needed") {
 		t.Errorf("notes %q", notes)
 	}
 	w.awaitAll()
@@ -181,11 +181,11 @@ func TestLostMessagesAreReadAgain(t *testing.T) {
 			w.awaitAll()
 			s, err := w.node.Status(w.ctx)
 			w.must(err)
-			if s.Rereads != 1 || !strings.Contains(w.heard(), "reread") {
-				t.Errorf("%d times read again; told:\n%s", s.Rereads, w.heard())
+			if s.Rereads != 1 || !strings.Contains(w.recorded(), "reread") {
+				t.Errorf("%d times read again; events:\n%s", s.Rereads, w.recorded())
 			}
 			w.until("mended", func(api.PartitionStatus) bool {
-				problems, _ := w.says()
+				problems, _ := w.problems()
 				return problems == ""
 			})
 			if s.Resyncs.Asked != 0 {

@@ -13,13 +13,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// A node keeps all partitions, or, if it shares the namespace with other nodes, the partitions that the cluster assigns
-// to it. Other partitions are absent: the index has nothing of them, and answers exclude them. Each kept partition has
-// a goroutine, its owner, which performs the action of the partition's phase (partition.go). A partition is absent to
-// queries as soon as Keep excludes it, and can be restored again only after it is empty.
+// A single node keeps all partitions. A node of a cluster keeps the partitions that the cluster assigns to the node.
+// All remaining partitions are absent from the index and from answers. Every kept partition has a goroutine, the owner,
+// for the action of the partition's phase (partition.go). A partition is absent to queries as soon as Keep excludes it,
+// and can be restored again only when empty.
 
-// Keep sets the partitions that the node keeps from now on. It starts the restore of new partitions and removes those
-// outside the set. Keep returns immediately. A node with Shared in its Config implements [cluster.Keeper].
+// Keep sets the partitions that the node keeps from now on. Keep starts the restore of new partitions, removes
+// partitions outside the set, and returns immediately. A node with Shared in its Config implements [cluster.Keeper].
 func (n *Node) Keep(set cluster.Set) {
 	n.keeping.Lock()
 	defer n.keeping.Unlock()
@@ -120,7 +120,7 @@ func (n *Node) carryOut(ctx context.Context, p events.Partition, ph phase) {
 // more.
 const emptyBudget = 16384
 
-// empty removes a partition's ranks in small steps. If there are any, it waits for a snapshot under way.
+// empty removes a partition's ranks in small steps. A partition with ranks waits for a snapshot under way.
 func (n *Node) empty(ctx context.Context, p events.Partition) error {
 	empty := false
 	if err := n.do(ctx, p, func(m *Machine) { empty = m.Empty(p) }); err != nil || empty {
@@ -139,9 +139,8 @@ func (n *Node) empty(ctx context.Context, p events.Partition) error {
 	return nil
 }
 
-// Forget resets a partition whose log was lost or recreated, or which is no longer kept. Its ranks are in no answer
-// from then on, but use memory in the index until Drop has dropped them all. The partition must not be restored
-// earlier.
+// Forget resets a partition that lost the log, got a new log, or is no longer kept. The ranks are in no answer from
+// then on, but use memory in the index until Drop has dropped all ranks. The partition must not be restored earlier.
 func (m *Machine) Forget(p events.Partition) {
 	part := m.parts[p]
 	for key, r := range part.ranks {
@@ -161,8 +160,8 @@ func (m *Machine) Empty(p events.Partition) bool {
 	return len(part.ranks)+len(part.forgotten) == 0 && part.applied.Load() == 0
 }
 
-// Drop drops forgotten ranks from the index: at least one, and none after this number of holdings. more reports whether
-// forgotten ranks remain.
+// Drop drops forgotten ranks from the index: at least one rank, and none after this number of holdings. more reports
+// whether forgotten ranks remain.
 func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
 	part := m.parts[p]
 	for last := len(part.forgotten) - 1; last >= 0 && holdings > 0; last-- {
@@ -193,8 +192,8 @@ func (n *Node) kept() (list []events.Partition) {
 	return list
 }
 
-// writes reports whether this node writes a partition's snapshots, in its present view of the cluster. If two nodes do,
-// compare-and-set in the bucket lets one succeed.
+// writes reports whether this node writes a partition's snapshots, in the present view of the cluster. If two nodes do,
+// compare-and-set in the bucket lets a single node succeed.
 func (n *Node) writes(p events.Partition) bool { return n.cfg.View == nil || n.cfg.View().Writes(p) }
 
 // writer returns the node that writes a partition's snapshots, in the present view of the cluster; empty: none.
@@ -205,8 +204,8 @@ func (n *Node) writer(p events.Partition) string {
 	return n.cfg.View().Writer[p]
 }
 
-// Ready is nil once every partition of the node has been restored and caught up. A single node ceases to be ready while
-// it serves no partition; one of several nodes passes queries on to the others. [Node.Warnings] has further gaps in
+// Ready is nil once every partition of the node has been restored and caught up. A single node is not ready while no
+// partition serves. A node of a cluster passes queries on to further nodes. [Node.Warnings] has further gaps in
 // answers.
 func (n *Node) Ready() error {
 	switch unready := n.unready.Load(); {
@@ -215,14 +214,14 @@ func (n *Node) Ready() error {
 	case n.ready.Load():
 		return nil
 	case !n.assigned.Load():
-		return errors.New("it is not known yet which partitions this node is to keep")
+		return errors.New("the partitions of this node are not assigned yet")
 	default:
 		return fmt.Errorf("%d of %d partitions are not restored and caught up yet", unready,
 			max(int(unready), len(n.kept())))
 	}
 }
 
-// checkReady makes the node ready if all its partitions serve. The node then stays ready; answers list missing
+// checkReady makes the node ready if all partitions of the node serve. The node then stays ready; answers list missing
 // partitions.
 func (n *Node) checkReady() {
 	if n.assigned.Load() && n.unready.Load() == 0 && n.ready.CompareAndSwap(false, true) &&
@@ -231,7 +230,7 @@ func (n *Node) checkReady() {
 	}
 }
 
-// Advertisement returns the partitions and models that the node serves now, for the other nodes.
+// Advertisement returns the partitions and models that the node serves now, for the cluster.
 func (n *Node) Advertisement() (st cluster.Advertisement) {
 	now := time.Now()
 	for p, o := range n.parts {
@@ -266,8 +265,8 @@ func (n *Node) Advertisement() (st cluster.Advertisement) {
 	return st
 }
 
-// ModelsChanged receives a value when messages of a log have changed the set of ranks. A restore does not send one: the
-// next heartbeat announces both the restored ranks and the partition.
+// ModelsChanged receives a value when messages of a log have changed the set of ranks. A restore sends no value: the
+// next heartbeat announces the restored ranks and the partition.
 func (n *Node) ModelsChanged() <-chan struct{} { return n.modelsChanged }
 
 // MayServe reports whether the node has workers of a model in a partition now.

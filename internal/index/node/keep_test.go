@@ -139,9 +139,9 @@ func TestLag(t *testing.T) {
 	}
 }
 
-// BenchmarkLetGo forgets a partition of 64 ranks with 20,000 blocks each, half of them shared, beside an equal
+// BenchmarkForget forgets a partition of 64 ranks with 20,000 blocks each, half of them shared, beside an equal
 // partition. worst-us is the longest single step of the writer, which delays events.
-func BenchmarkLetGo(b *testing.B) {
+func BenchmarkForget(b *testing.B) {
 	const ranks, blocks, chain = 64, 20_000, 200
 	var worst time.Duration
 	for b.Loop() {

@@ -21,16 +21,16 @@ import (
 
 // L3Config configures the stores shared by workers.
 type L3Config struct {
-	// Models sets, by model, the store of all workers. It takes precedence over registrations.
+	// Models sets, by model, the store of all workers. Models has precedence over registrations.
 	Models map[string]hicache.Config
 
-	// Registered returns the store registered by the workers of a model; nil: workers register none. Any goroutine
-	// calls it, for every query. Dial connects to the masters in registrations, see [hicache.MooncakeConfig]. Masters
-	// in Models may have any address.
+	// Registered returns the store registered by the workers of a model; nil: workers register none. Any goroutine calls
+	// Registered, for every query. Dial connects to the masters in registrations, see [hicache.MooncakeConfig]. Masters in
+	// Models may have any address.
 	Registered func(model string) *hicache.Sharing
 	Dial       func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// Master is the operator's master for stores whose workers name none. It may have any address.
+	// Master is the operator's master for stores without a master in registrations. Master may have any address.
 	Master hicache.Master
 
 	// Listen, if not nil, calls heard with each message of a Mooncake store's shim, in order, until ctx ends. store is
@@ -51,8 +51,8 @@ const defaultL3Timeout = 20 * time.Millisecond
 
 const maxStores = 64
 
-// l3 queries the shared stores. Any goroutine may use it. The node that received the client's query sends one request
-// to the store. If an answer is merged from several nodes, the merging node does this.
+// l3 queries the shared stores. l3 is safe for concurrent use. The node that received the client's query sends a single
+// request to the store. For an answer merged from several nodes, the merging node sends the request.
 type l3 struct {
 	cfg L3Config
 
@@ -65,7 +65,7 @@ type l3 struct {
 	ctx    context.Context            // of the goroutines that watch stores; ends with the node
 }
 
-// namedStore is a store's configuration with its origin.
+// namedStore is a store's configuration with the origin of the configuration.
 type namedStore struct {
 	config     hicache.Config
 	configured bool // by the operator, in Models; otherwise registered by workers
@@ -75,7 +75,7 @@ type askedStore struct {
 	where  string
 	cache  *hicache.Cache
 	master master          // nil: a folder
-	mirror *hicache.Mirror // nil: the node does not receive its events
+	mirror *hicache.Mirror // nil: the node does not receive the store's events
 	last   uint64          // the value of l3.asked at the last use
 	stop   context.CancelFunc
 
@@ -112,7 +112,7 @@ func (s *askedStore) status() api.StoreStatus {
 	}
 	if s.mirror != nil {
 		m := s.mirror.Stats()
-		if m.Lists+m.Gaps+m.Answered > 0 || m.Objects > 0 { // otherwise no shim passes on its events
+		if m.Lists+m.Gaps+m.Answered > 0 || m.Objects > 0 { // otherwise no shim passes on the store's events
 			out.Set = &api.StoreSet{Objects: m.Objects, Whole: m.Whole, Gaps: m.Gaps, Overflows: m.Overflows,
 				Lists: m.Lists, Answered: m.Answered, Asked: m.Asked}
 		}
@@ -163,16 +163,16 @@ func (l *l3) store(c namedStore) (*askedStore, error) {
 	return s, nil
 }
 
-// open connects to the store of a configuration, or returns an open one. Called with l.mu held.
+// open connects to the store of a configuration, or returns an open store. Called with l.mu held.
 func (l *l3) open(named namedStore) (*askedStore, error) {
 	c := named.config
 	where := c.Where()
 	if where == "" {
-		return nil, errors.New("the workers registered no address of their store: set master_server_address or --l3-master")
+		return nil, errors.New("the workers registered no address of the store: set master_server_address or --l3-master")
 	}
 	id := c.Identity()
 	dial := l.cfg.Dial
-	if named.configured { // such a store may have any address, unlike a registered one
+	if named.configured { // a configured store may have any address, unlike a registered store
 		id, dial = "configured "+id, nil
 	}
 	if s := l.stores[id]; s != nil {
@@ -246,13 +246,13 @@ func (l *l3) forget(id string) {
 	}
 }
 
-// L3Question is one query's request to the shared store. One goroutine owns it.
+// L3Question is a query's request to the shared store. A single goroutine owns the L3Question.
 type L3Question struct {
 	refused   api.L3 // if no request is possible
 	sharing   *hicache.Sharing
 	prompt    *hicache.Prompt
 	store     *askedStore
-	questions []*hicache.Question // one for each lane of the prompt; nil: merge sends the request
+	questions []*hicache.Question // one per lane of the prompt; nil: merge sends the request
 	timeout   time.Duration
 	deadline  time.Time // the time limit of the store's response
 	follow    bool      // merge requests the parts that workers would load
@@ -260,8 +260,8 @@ type L3Question struct {
 }
 
 // begin starts the request to the store for the query's whole prompt, parallel to the lookup in the index. If the loads
-// of workers can be followed from their cached depths, merge sends one request for all of them. With api.L3Beyond,
-// merge sends the whole request.
+// of workers can be followed from the cached depths, merge sends one request for all workers. With api.L3Beyond, merge
+// sends the whole request.
 func (l *l3) begin(q *api.Query, blockSize uint32) *L3Question {
 	s := &L3Question{timeout: l.cfg.Timeout, explain: q.Explain}
 	if q.L3TimeoutMS > 0 {
@@ -324,8 +324,8 @@ func (s *L3Question) request(own uint32) {
 	}
 }
 
-// starts returns the pages at which workers would begin to load: the prompt's first page and the end of each worker's
-// cached prefix.
+// starts returns the pages at which workers would begin to load: the prompt's first page and the ends of the workers'
+// cached prefixes.
 func (s *L3Question) starts(answer *api.Answer) []int {
 	list := []int{0}
 	for i := range answer.Workers {
@@ -340,7 +340,7 @@ func (s *L3Question) starts(answer *api.Answer) []int {
 }
 
 // BeginL3 starts the request for a query's prompt, for a node that answers for the whole cluster. Any goroutine may
-// call it.
+// call BeginL3.
 func (n *Node) BeginL3(q *api.Query, blockSize uint32) *L3Question { return n.l3.begin(q, blockSize) }
 
 // SharesStore reports whether workers of a model registered a shared store, even an unusable one.
@@ -355,7 +355,7 @@ func (n *Node) SharesStore(model string) bool {
 // Asked reports whether there is a usable store.
 func (s *L3Question) Asked() bool { return s.store != nil }
 
-// Merge waits for the store within the time limit and adds the stored blocks to an answer, which has idle ranks too.
+// Merge waits for the store within the time limit and adds the stored blocks to an answer with idle ranks.
 func (s *L3Question) Merge(ctx context.Context, answer *api.Answer) { s.merge(ctx, answer, noRanks) }
 
 // merge waits for the store within the time limit and adds the stored blocks to an answer. idle are the ranks without
@@ -449,7 +449,7 @@ func (s *L3Question) wait(ctx context.Context, answer *api.Answer) *hicache.Map 
 	return m
 }
 
-// credit adds to a rank the blocks that it would load from the store.
+// credit adds to a rank the blocks that the rank would load from the store.
 func (s *L3Question) credit(o *api.Overlap, m *hicache.Map) {
 	rule, shares := s.sharing.Rule(events.RankKey{Instance: o.Instance, Rank: o.Rank})
 	if !shares {
@@ -466,13 +466,13 @@ func (s *L3Question) credit(o *api.Overlap, m *hicache.Map) {
 	}
 }
 
-// maxLooked limits the blocks that an explanation examines one by one; maxLookedKeys limits their objects.
+// maxLooked limits the blocks that an explanation examines in detail; maxLookedKeys limits the objects of the blocks.
 const (
 	maxLooked     = 16
 	maxLookedKeys = 4096
 )
 
-// findBroken counts the existing objects of each block that ended a rank's prefix.
+// findBroken counts the existing objects of every block that ended a rank's prefix.
 func (s *L3Question) findBroken(ctx context.Context, answer *api.Answer, m *hicache.Map) {
 	var blocks []uint32
 	for i := range answer.Workers {

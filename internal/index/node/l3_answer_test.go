@@ -17,10 +17,10 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// TestEveryAnswerSaysWhatTheStoreHolds checks the promised fields of the shared store: ranges, total, each rank's load,
+// TestAnswersHaveTheStoresBlocks checks the promised fields of the shared store: ranges, total, each rank's load,
 // age, status and reason, for various states of the store. The rest of the answer equals the answer without the store,
 // and arrives in time.
-func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
+func TestAnswersHaveTheStoresBlocks(t *testing.T) {
 	const blocks = 64
 	x := newL3Node(t, 16*blocks, 2, func(w int) int { return 8 + 16*w }, nil)
 	page := map[string]int{} // by object
@@ -153,7 +153,7 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 		fresh()
 		return ask(api.Query{L3: api.L3All})
 	}(); fmt.Sprint(a.L3.Unknown) != "[[30 64]]" {
-		t.Errorf("of blocks %v nothing is known", a.L3.Unknown)
+		t.Errorf("blocks %v are unknown", a.L3.Unknown)
 	}
 
 	// A cached response grows old, and the answer has its age.
@@ -170,10 +170,10 @@ func TestEveryAnswerSaysWhatTheStoreHolds(t *testing.T) {
 		t.Errorf("beyond: %+v", a)
 	}
 	if l := newL3(L3Config{}); l.cfg.Timeout != 20*time.Millisecond {
-		t.Errorf("an answer waits for %v if nothing is said", l.cfg.Timeout)
+		t.Errorf("without a timeout, an answer waits for %v", l.cfg.Timeout)
 	}
 	x.Node.l3 = newL3(L3Config{})
 	if a, _ := ask(api.Query{}); a.L3.Status != api.L3NotConfigured || !strings.Contains(a.L3.Reason, "registered") {
-		t.Errorf("nobody has registered a store: %+v", a.L3)
+		t.Errorf("without a registered store: %+v", a.L3)
 	}
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/kvatlas/kvatlas/tools/twin"
 )
 
-// TestStoreFollowsWhatHybridEnginesReuse: workers of a hybrid model are credited with their loads from the shared store
-// after the reusable part of their own blocks, which windows, chunks, states and draft models shorten. SGLang loads the
-// blocks after that part; vLLM loads by the store's own groups from the prompt's start. The blocks of workers and store
-// are random; the naive twin and the store's rules are the reference.
-func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
+// TestStoreFollowsTheReuseOfHybridEngines: workers of a hybrid model are credited with their loads from the shared
+// store after the reusable part of their own blocks, which windows, chunks, states and draft models shorten. SGLang
+// loads the blocks after that part; vLLM loads by the store's own groups from the prompt's start. The blocks of workers
+// and store are random; the naive twin and the store's rules are the reference.
+func TestStoreFollowsTheReuseOfHybridEngines(t *testing.T) {
 	const block, blocks, workers = 16, 20, 6
 	master, err := mastersim.Start("127.0.0.1:0")
 	if err != nil {
@@ -88,7 +88,7 @@ func TestStoreFollowsWhatHybridEnginesReuse(t *testing.T) {
 				Data: data})
 		}
 		if !x.shards[0].machine.Apply(0, msgs) {
-			t.Fatal("the machine does not take the log")
+			t.Fatal("the machine rejects the log")
 		}
 		vllm := hicache.VLLM{
 			ModelName: "org/m", TPSize: 1, PPSize: 1, NumKVHead: 1, HashBlockSize: block, SchedulerBlockSize: block,

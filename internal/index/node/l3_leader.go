@@ -13,16 +13,16 @@ import (
 )
 
 // elected is the leader of several Mooncake masters, as published in etcd. A new leader is a new store: the node closes
-// the connections to the old one and drops the cache of its answers. Requests go to one leader at a time. elected
-// implements [hicache.Store]; any goroutine may call its methods, except Watch, which runs once.
+// the connections to the old store and drops the cache of old answers. Requests go to a single leader at a time.
+// elected implements [hicache.Store]; any goroutine may call the methods, except Watch, which runs once.
 type elected struct {
 	election hicache.Election
-	cfg      hicache.MooncakeConfig // of each leader, without the address
+	cfg      hicache.MooncakeConfig // of all leaders, without the address
 	copy     *etcd.Copy
 	woken    chan struct{} // holds a signal after a change of the copy
 
 	mu       sync.RWMutex
-	leader   *hicache.Mooncake // nil: none is known
+	leader   *hicache.Mooncake // nil: unknown
 	address  string            // of leader
 	err      error             // the reason for the absence of a leader
 	changes  uint64
@@ -62,8 +62,8 @@ func (e *elected) Watch(ctx context.Context) {
 	following.Wait()
 }
 
-// elect applies the records of etcd, or etcd's error. changed reports whether the leader is another or absent now.
-// While etcd fails, the last leader stays: a master that has lost the election does not serve.
+// elect applies the records of etcd, or etcd's error. changed reports whether the leader is new or absent now. While
+// etcd fails, the last leader stays: a master that has lost the election does not serve.
 func (e *elected) elect(records map[string][]byte, err error) (changed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -116,7 +116,7 @@ func (e *elected) watchLeader(ctx context.Context) (stop func()) {
 	}
 }
 
-// now returns the leader, or the reason for its absence.
+// now returns the leader, or the reason for the absence of a leader.
 func (e *elected) now() (*hicache.Mooncake, error) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -135,7 +135,7 @@ func (e *elected) Exists(ctx context.Context, keys []string) (present, known hic
 	return leader.Exists(ctx, keys)
 }
 
-// Down returns why no master is usable; "" if one is.
+// Down returns the reason why no master is usable, or "".
 func (e *elected) Down() string {
 	leader, err := e.now()
 	if err != nil {

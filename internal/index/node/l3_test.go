@@ -87,7 +87,7 @@ func newL3Node(t testing.TB, tokens, workers int, depth func(worker int) int, co
 			Key: events.RankKey{Instance: events.WorkerID(fmt.Sprintf("w%03d", w))}, Data: data})
 	}
 	if !x.shards[0].machine.Apply(0, msgs) {
-		t.Fatal("the machine does not take the log")
+		t.Fatal("the machine rejects the log")
 	}
 	return x
 }
@@ -161,9 +161,9 @@ func TestTheStoreHasItsOwnTime(t *testing.T) {
 	}
 }
 
-// TestWhatTheStoreIsAskedFor: the request to the store covers the loads of workers, the whole prompt at once, or only
+// TestRequestsToTheStore: the request to the store covers the loads of workers, the whole prompt at once, or only
 // blocks that no worker holds. A slow store costs the answer its blocks, but no more time than the query's limit.
-func TestWhatTheStoreIsAskedFor(t *testing.T) {
+func TestRequestsToTheStore(t *testing.T) {
 	master, err := mastersim.Start("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -202,14 +202,14 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	// In runs of 16 pages: the runs before the end of the best worker's prefix are not requested.
 	if a := find(api.Query{L3: api.L3Beyond}); a.L3.Status != api.L3OK || a.Workers[0].L3 != blocks-own ||
 		asked() > blocks-own/16*16 {
-		t.Errorf("beyond: %d keys asked for, %+v", asked(), a)
+		t.Errorf("beyond: %d keys requested, %+v", asked(), a)
 	}
 	if a := find(api.Query{L3: api.L3All}); a.L3.Status != api.L3OK || a.L3.Total != blocks ||
 		a.Workers[2].L3 != blocks-(own-2) || asked() != blocks {
-		t.Errorf("all: %d keys asked for, %+v", asked(), a)
+		t.Errorf("all: %d keys requested, %+v", asked(), a)
 	}
 	if find(api.Query{L3: api.L3All}); asked() != blocks {
-		t.Errorf("what is remembered was asked for again: %d keys", asked())
+		t.Errorf("%d cached keys were requested again", asked())
 	}
 
 	release := make(chan struct{})
@@ -218,7 +218,7 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 	begun := time.Now()
 	a := find(api.Query{L3TimeoutMS: 30})
 	if a.L3.Status != api.L3OK { // all responses are cached
-		t.Errorf("a slow store of which all is remembered: %+v", a.L3)
+		t.Errorf("a slow store with all keys cached: %+v", a.L3)
 	}
 	x.prompt = append(x.prompt, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 	a = find(api.Query{L3TimeoutMS: 30})

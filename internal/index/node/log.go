@@ -19,7 +19,7 @@ func (n *Node) report(p events.Partition, e *effects) {
 		n.outages.note(p, nil)
 	}
 	if e.unfit != nil {
-		log.Warn("the log differs from the applied one; restoring again", "partition", p, "found", e.unfit.String())
+		log.Warn("the log differs from the applied log; restoring again", "partition", p, "found", e.unfit.String())
 	}
 	if e.restored != nil {
 		reportRestored(log, p, e.restored)
@@ -30,7 +30,7 @@ func (n *Node) report(p events.Partition, e *effects) {
 	if e.reread {
 		n.rereads.Add(1)
 		log.Error("messages were lost between the log and the index; the log is read again", "partition", p, "from",
-			e.seq, "what_to_do", "nothing; report it if it happens again: the log itself was whole")
+			e.seq, "what_to_do", "nothing; report a second event of this kind: the log itself was whole")
 	}
 	if e.resynced {
 		n.resyncs.ended.Add(1)
@@ -54,19 +54,19 @@ func reportRestored(log *slog.Logger, p events.Partition, r *Restored) {
 func (n *Node) reportSave(p events.Partition, s *api.SnapshotInfo, took time.Duration, err error) {
 	if err != nil {
 		n.cfg.Log.Warn("snapshot not written", "partition", p, "error", err, "what_to_do",
-			"find out why NATS rejects writes (no room, no quorum); the log keeps its messages and the node tries again")
+			"find out why NATS rejects writes (no room, no quorum); the log keeps all messages and the node tries again")
 		return
 	}
 	n.cfg.Log.Debug("snapshot written", "partition", s.Partition, "generation", s.Generation, "seq", s.Seq, "bytes",
 		s.Bytes, "written", s.Written, "took", took)
 }
 
-// reportUsage logs that a log, the bucket or the storage is 80 % full, and that one begins or ceases to reject writes.
+// reportUsage logs that a log, the bucket or the storage is 80 % full, and the begin and end of rejected writes.
 func (n *Node) reportUsage(what string, before, now usage) {
 	log := n.cfg.Log
 	if now.filling() && !before.filling() {
 		log.Warn("filling up: "+what, "bytes", now.used, "limit", now.limit, "what_to_do",
-			"give it more room (--log-bytes, --snapshot-bytes, --store-bytes, the disk), or write snapshots sooner")
+			"provide more room (--log-bytes, --snapshot-bytes, --store-bytes, the disk), or write snapshots sooner")
 	}
 	switch {
 	case now.refused != nil && before.refused == nil:
@@ -81,7 +81,7 @@ func (n *Node) reportUsage(what string, before, now usage) {
 func (n *Node) reportRecreated(p events.Partition, err error) {
 	if err != nil {
 		n.cfg.Log.Error("the log's stream is missing and cannot be created", "partition", p, "error", err, "what_to_do",
-			"check that NATS has room and a quorum, and that this user may create streams")
+			"check that NATS has room and a quorum, and that the user may create streams")
 		return
 	}
 	n.cfg.Log.Warn("the log's stream was missing and was recreated", "partition", p)
@@ -91,7 +91,7 @@ func (n *Node) reportRecreated(p events.Partition, err error) {
 func (n *Node) reportResync(p events.Partition, why string, answered int, err error) {
 	if err != nil {
 		n.cfg.Log.Warn("the shims cannot be reached", "partition", p, "error", err, "what_to_do",
-			"check that NATS responds, and that this user may publish on control subjects")
+			"check that NATS responds, and that the user may publish on control subjects")
 		return
 	}
 	n.cfg.Log.Info("resync requested from the shims", "partition", p, "why", why, "answered", answered)

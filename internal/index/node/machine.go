@@ -12,15 +12,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// Machine applies the log to the index. It is a state machine: it starts no goroutines, waits for nothing and reads no
-// clock. One goroutine, its shard's writer, owns it; other goroutines may call only View, Applied and the index's own
-// readers.
+// Machine applies the log to the index. Machine is a state machine: no method starts a goroutine, waits, or reads a
+// clock. A single goroutine, the shard's writer, owns the machine. All goroutines may call View, Applied and the
+// index's own readers.
 //
-// Invariants:
-//  1. A partition's index reflects its log up to `applied`, from the first message or from a snapshot on.
-//  2. A rank's events are applied in the order of their ids, each once. If ids are missing, the rank is cleared first.
-//  3. A rank is in the index under the space of the model and block size announced by its incarnation.
-//  4. A rank is in the view only if its worker has claimed the model. Queries see no other ranks.
+// Invariants: 1. A partition's index reflects the log up to `applied`, from the first message or from a snapshot on. 2.
+// A rank's events are applied in the order of the ids, once. If ids are missing, the rank is cleared first. 3. A rank
+// is in the index under the space of the model and block size announced by the incarnation. 4. A rank is in the view
+// only if the worker has claimed the model. Queries see only ranks in the view.
 type Machine struct {
 	index  *radix.Index
 	parts  []*replica
@@ -28,13 +27,13 @@ type Machine struct {
 	view   atomic.Pointer[View]
 	stale  bool // the view no longer shows the present ranks
 
-	shard     int         // of the node; its views contain it
-	published func(*View) // receives each view before the messages behind it count as applied
+	shard     int         // of the node; part of views
+	published func(*View) // receives a new view before the messages behind the view count as applied
 
-	batch  events.Batch // reused for each message
+	batch  events.Batch // reused for every message
 	counts Counts
 
-	decoded func(*jetstream.Message, *events.Batch) // receives each batch before its application; nil: not called
+	decoded func(*jetstream.Message, *events.Batch) // receives every batch before the application; nil: not called
 	source  func(events.RankKey) string             // the protocol of a rank's engine; empty: unknown
 	claimed func(events.WorkerID, string) bool      // queries may use the worker under the model
 	size    func(model string) uint32               // the registered block size of a model; 0: unknown
@@ -42,7 +41,7 @@ type Machine struct {
 	ages    Ages
 }
 
-// replica is the state of one partition's log: the ranks with events in it, and the applied position.
+// replica is the state of one partition's log: the ranks with events in the log, and the applied position.
 type replica struct {
 	id      events.Partition
 	applied atomic.Uint64 // events.StreamSeq; written by the writer, read by queries
@@ -63,7 +62,7 @@ func (g growth) since(earlier growth) growth {
 	return growth{g.changes - earlier.changes, g.bytes - earlier.bytes}
 }
 
-// messageOverhead is the approximate size of a message in the log without its data: subject, headers and record.
+// messageOverhead is the approximate size of a message in the log without the data: subject, headers and record.
 const messageOverhead = 128
 
 type rank struct {
@@ -71,12 +70,12 @@ type rank struct {
 	id                 radix.RankID
 	space              uint32
 	cursor             events.Cursor
-	bounded            bool   // its depths are an upper bound, by the announced groups
-	placed             bool   // some of its blocks had a place in the index, since the node began to read its events
+	bounded            bool   // depths are an upper bound, by the announced groups
+	placed             bool   // blocks have had a place in the index since the node began to read the rank's events
 	restored           bool   // from a snapshot: earlier blocks may have had a place
 	before             change // stored and removed before the last clear of all tiers
-	hidden             bool   // the view excludes the rank: its worker has not claimed the model
-	tally              *tally // the counts of its events
+	hidden             bool   // the view excludes the rank: the worker has not claimed the model
+	tally              *tally // the counts of the rank's events
 	memory             *deviceMemory
 }
 
@@ -89,22 +88,22 @@ type spaceKey struct {
 	blockSize uint32
 }
 
-// Counts counts the log's messages and their events by result. All counts only grow.
+// Counts counts the log's messages and events by result. All counts only grow.
 type Counts struct {
 	Messages     uint64 // applied messages
 	Poison       uint64 // unreadable messages; skipped
 	OtherRank    uint64 // messages of ranks beyond [events.MaxRanks]; skipped
-	OtherSize    uint64 // messages with a block size other than the registered one; hidden from queries
+	OtherSize    uint64 // messages with a block size that differs from the registered size; hidden from queries
 	Stale        uint64 // messages of an ended incarnation; skipped
 	Repeated     uint64 // events seen before; skipped
 	Gaps         uint64 // places with missing event ids; the rank was cleared
 	Incarnations uint64 // new incarnations of engines
-	Ended        uint64 // closed incarnations; their ranks are removed
+	Ended        uint64 // closed incarnations, with removed ranks
 	BlocksStored uint64 // blocks in stored events passed to the index
 	Index        radix.Counts
 }
 
-// NewMachine returns a machine for partitions 0 to n-1, all of them empty.
+// NewMachine returns a machine for the empty partitions 0 to n-1.
 func NewMachine(index *radix.Index, n int) *Machine {
 	m := &Machine{index: index, spaces: new(spaces), tallies: map[string]*tally{}, published: func(*View) {},
 		source: func(events.RankKey) string { return "" }, claimed: func(events.WorkerID, string) bool { return true },
@@ -116,8 +115,8 @@ func NewMachine(index *radix.Index, n int) *Machine {
 	return m
 }
 
-// Begin sets the position after which a partition's messages follow: the position of a snapshot, or the one before the
-// log's first message. at is when the log stored seq; 0: unknown.
+// Begin sets the position after which a partition's messages follow: the position of a snapshot, or the position before
+// the log's first message. at is when the log stored seq; 0: unknown.
 func (m *Machine) Begin(p events.Partition, seq events.StreamSeq, at events.Millis) {
 	part := m.parts[p]
 	part.time = at
@@ -126,13 +125,13 @@ func (m *Machine) Begin(p events.Partition, seq events.StreamSeq, at events.Mill
 	m.publishView()
 }
 
-// Applied returns the last message of a partition reflected by the index. It is safe for concurrent use.
+// Applied returns the last message of a partition reflected by the index. Applied is safe for concurrent use.
 func (m *Machine) Applied(p events.Partition) events.StreamSeq {
 	return events.StreamSeq(m.parts[p].applied.Load())
 }
 
-// Apply applies messages of one partition, in order, and skips applied ones. It stops and returns false at a message
-// whose sequence does not follow the last one: messages were lost between the log and the index.
+// Apply applies messages of a partition, in order, and skips applied messages. Apply stops and returns false at a
+// message after a gap in the sequence: messages were lost between the log and the index.
 func (m *Machine) Apply(p events.Partition, msgs []jetstream.Message) (ok bool) {
 	part := m.parts[p]
 	applied := events.StreamSeq(part.applied.Load())
@@ -157,7 +156,7 @@ func (m *Machine) Apply(p events.Partition, msgs []jetstream.Message) (ok bool) 
 			part.applied.Store(uint64(applied))
 		}
 	}
-	if m.stale { // before an answer claims to reflect a rank that is absent from the view
+	if m.stale { // a view must have a rank before an answer claims to reflect the rank
 		m.publishView()
 	}
 	part.applied.Store(uint64(applied))
@@ -237,7 +236,7 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 	}
 	r.LastID = max(r.LastID, b.LastID())
 	r.cursor, r.LastSeen, r.Closed = b.Cursor, msg.Time, b.Shutdown
-	if b.Shutdown { // the rank is removed; if it returns, it begins a new incarnation
+	if b.Shutdown { // the rank is removed, and begins a new incarnation after a return
 		m.index.DropRank(r.id)
 		delete(part.ranks, msg.Key)
 		m.counts.Ended++
@@ -255,8 +254,8 @@ func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 	m.stale = true
 }
 
-// checksum returns the sum of the checksums of a partition's ranks. It depends neither on the node nor on the order of
-// the ranks.
+// checksum returns the sum of the checksums of a partition's ranks. The sum depends neither on the node nor on the
+// order of the ranks.
 func (m *Machine) checksum(p events.Partition) (sum uint64) {
 	for key, r := range m.parts[p].ranks {
 		name := fmt.Appendf(nil, "%d:%s %d %d:%s %d", len(key.Instance), key.Instance, key.Rank, len(r.Model), r.Model,
@@ -268,7 +267,7 @@ func (m *Machine) checksum(p events.Partition) (sum uint64) {
 
 func (m *Machine) count(c radix.Counts) { m.counts.Index.Add(c) }
 
-// View returns the present ranks and models. It is safe for concurrent use.
+// View returns the present ranks and models. View is safe for concurrent use.
 func (m *Machine) View() *View { return m.view.Load() }
 
 func (m *Machine) publishView() {

@@ -207,7 +207,7 @@ func agree(t *rapid.T, m *Machine, n naive, what string) {
 				}
 			}
 			if !maps.Equal(got, want) {
-				t.Fatalf("%s: %d blocks of %s: the index says %v, the twin %v", what, length, model, got, want)
+				t.Fatalf("%s: %d blocks of %s: the index has %v, the twin %v", what, length, model, got, want)
 			}
 		}
 	}

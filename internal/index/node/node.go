@@ -21,14 +21,14 @@ import (
 
 // Config configures a node that keeps the index of a namespace's partitions.
 type Config struct {
-	ID      string // the name of the node in snapshots and in its status
+	ID      string // the name of the node in snapshots and in the status
 	Version string
 
 	Namespace *jetstream.Namespace
 	Snapshots *jetstream.Bucket
 
-	// Shared means that other nodes use the namespace too, and that [Node.Keep] sets the partitions of this node.
-	// Otherwise the node keeps all partitions.
+	// Shared means that several nodes use the namespace, and that [Node.Keep] sets the partitions of this node. Otherwise
+	// the node keeps all partitions.
 	Shared bool
 
 	// View, if not nil, returns the present view of the nodes in the namespace.
@@ -36,56 +36,57 @@ type Config struct {
 
 	Index radix.Config
 
-	// Shards is the number of indexes of the node, each with its own writer; at most one for each partition, default 1.
-	// Answers do not depend on it.
+	// Shards is the number of indexes of the node, with a writer per index; at most one per partition, default 1. Answers
+	// do not depend on Shards.
 	Shards int
 
 	L3 L3Config
 
-	// A partition's snapshot is due SnapshotInterval (default 1 m) after the last one. It is due earlier if
+	// A partition's snapshot is due SnapshotInterval (default 1 m) after the last snapshot. The snapshot is due earlier if
 	// SnapshotBlocks (default 2,000,000) blocks were stored or removed since, or if a quarter of the log's limit has
-	// arrived. No snapshot is due without changes. More frequent snapshots shorten the replay after a crash and
-	// increase the writes.
+	// arrived. No snapshot is due without changes. More frequent snapshots shorten the replay after a crash and increase
+	// the writes.
 	SnapshotInterval time.Duration
 	SnapshotBlocks   uint64
 
-	// Watch is the interval of the checks of each partition's stream, for changes without a message; default 3 s.
+	// Watch is the interval of the checks of all partitions' streams, for changes without a message; default 3 s.
 	Watch time.Duration
 
 	// ResyncPause is the time between the first two rounds of resync requests to shims; default 2 s.
 	ResyncPause time.Duration
 
 	// CapacityCheck is the interval of the measurements of the logs, the bucket and the storage; default 5 s. The node
-	// measures five times as often while one of them rejects writes.
+	// measures five times as often while a log, the bucket or the storage rejects writes.
 	CapacityCheck time.Duration
 
-	// StoreLimit, if not nil, returns the present limit of all streams and buckets, in bytes. It applies if the account
-	// has no limit.
+	// StoreLimit, if not nil, returns the present limit of all streams and buckets, in bytes. StoreLimit applies if the
+	// account has no limit.
 	StoreLimit func() int64
 
-	// Recreate, if not nil, creates the missing streams of the log. The node calls it after the deletion of a stream.
+	// Recreate, if not nil, creates the missing streams of the log. The node calls Recreate after the deletion of a
+	// stream.
 	Recreate func(context.Context) error
 
-	// RecreateSnapshots, if not nil, creates the bucket for snapshots. The node calls it after the deletion of the
-	// bucket.
+	// RecreateSnapshots, if not nil, creates the bucket for snapshots. The node calls RecreateSnapshots after the deletion
+	// of the bucket.
 	RecreateSnapshots func(context.Context) error
 
 	// Health, if not nil, returns the error of the NATS server in this process.
 	Health func() error
 
-	// Source returns the protocol of a rank's engine, as registered by its shim; empty: unknown. Writers call it, so it
-	// must not block. nil: always unknown.
+	// Source returns the protocol of a rank's engine, as registered by the shim; empty: unknown. Writers call Source,
+	// which must not block. nil: always unknown.
 	Source func(events.RankKey) string
 
-	// Claimed reports whether queries may use a worker under a model. Writers call it, so it must not block. After a
-	// change of its results, call [Node.ClaimsChanged]. nil: queries may use all.
+	// Claimed reports whether queries may use a worker under a model. Writers call Claimed, which must not block. After a
+	// change of the results, call [Node.ClaimsChanged]. nil: queries may use all.
 	Claimed func(instance events.WorkerID, model string) bool
-	// BlockSize returns the registered block size of a model, in tokens; 0: none. It determines the ranks of the model
-	// visible to queries. Writers call it, so it must not block. nil: none for any model.
+	// BlockSize returns the registered block size of a model, in tokens; 0: none. The size determines the ranks of the
+	// model visible to queries. Writers call BlockSize, which must not block. nil: none for any model.
 	BlockSize func(model string) uint32
 
-	// Decoded, if not nil, receives each readable message before its application. It must not keep parts of the batch,
-	// and must not block. Writers call it.
+	// Decoded, if not nil, receives every readable message before the application. Decoded must not keep parts of the
+	// batch, and must not block. Writers call Decoded.
 	Decoded func(m *jetstream.Message, b *events.Batch)
 
 	Traced bool // read the trace headers of the log's messages
@@ -96,7 +97,7 @@ type Config struct {
 	Metrics Metrics      // nil: no measurements
 }
 
-// Metrics measures queries and the log. Any goroutine of the node may call its methods, which must not block.
+// Metrics measures queries and the log. Any goroutine of the node may call the methods. The methods must not block.
 type Metrics interface {
 	// Stage records the duration of a part of the context's query: StageHash, StageIndex or StageStore.
 	Stage(ctx context.Context, stage string, took time.Duration)
@@ -117,16 +118,16 @@ type Restored struct {
 	Ranks    int
 	Holdings uint64
 	Took     time.Duration
-	Lost     string // the loss that requires a resync; empty: none known
+	Lost     string // the loss that requires a resync; empty: no known loss
 }
 
-// Node keeps the index of some or all partitions of a namespace: it restores partitions, follows the log, answers
+// Node keeps the index of some or all partitions of a namespace. A node restores partitions, follows the log, answers
 // queries and writes snapshots.
 //
-// Partitions are distributed over shards. Each shard has an index, a machine, and one goroutine, the writer, which owns
-// both and receives work from a bounded queue. Each partition has an owner, which restores the partition, reads its log
-// and passes messages to the writer. One goroutine writes snapshots in small steps. Queries run in the goroutines of
-// their callers.
+// Partitions are distributed over shards. A shard has an index, a machine, and one goroutine, the writer, which owns
+// index and machine and receives work from a bounded queue. A partition has an owner, which restores the partition,
+// reads the log and passes messages to the writer. One goroutine writes snapshots in small steps. Queries run in the
+// goroutines of the callers.
 type Node struct {
 	cfg           Config
 	shards        []*shard
@@ -138,7 +139,7 @@ type Node struct {
 	started       time.Time
 	parts         []*owner
 	ready         atomic.Bool
-	saving        sync.Mutex // held by one snapshot, or by one partition being emptied
+	saving        sync.Mutex // held by a snapshot, or while a partition is emptied
 
 	keeping  sync.Mutex      // guards the wanted partitions; locked before an owner
 	running  context.Context // set while Run runs
@@ -157,7 +158,7 @@ type Node struct {
 	outages    *outages
 }
 
-// work is one item of the writer's queue: messages of a partition, or a function of the machine.
+// work is an item of the writer's queue: messages of a partition, or a function of the machine.
 type work struct {
 	partition events.Partition
 	messages  []jetstream.Message
@@ -168,7 +169,7 @@ type work struct {
 	done      chan struct{} // closed after do
 }
 
-// run runs do, unless its caller has stopped waiting.
+// run runs do, unless the caller has stopped waiting.
 func (w *work) run(m *Machine) {
 	if w.taken.CompareAndSwap(false, true) {
 		w.do(m)
@@ -215,8 +216,8 @@ func New(cfg Config) *Node {
 	return n
 }
 
-// Run runs the node until ctx ends. It then writes the snapshots of changed partitions, within a time limit, before it
-// returns.
+// Run runs the node until ctx ends. Before the return, Run writes the snapshots of changed partitions, within a time
+// limit.
 func (n *Node) Run(ctx context.Context) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.l3.watch(running)
@@ -241,8 +242,8 @@ func (n *Node) Run(ctx context.Context) {
 // lastSave limits the time for snapshots at the end of Run.
 const lastSave = 10 * time.Second
 
-// apply applies messages of a log, and reports missing ones to the partition's machine. A reader sends messages without
-// gaps, so a gap means a loss between the reader and the index.
+// apply applies messages of a log, and reports missing messages to the partition's machine. A reader sends messages
+// without gaps, so a gap means a loss between the reader and the index.
 func (n *Node) apply(m *Machine, w work) {
 	begun := time.Time{}
 	if n.cfg.Traced && slices.ContainsFunc(w.messages, func(m jetstream.Message) bool { return m.Trace != "" }) {
@@ -287,7 +288,7 @@ func (n *Node) read(ctx context.Context, p events.Partition, epoch jetstream.Epo
 	reader.Stop()
 }
 
-// deliver passes an update of a partition's log to the writer of its shard, and waits while the writer is busy.
+// deliver passes an update of a partition's log to the writer of the shard, and waits while the writer is busy.
 func (n *Node) deliver(ctx context.Context, p events.Partition, u jetstream.Update) {
 	w := work{partition: p, messages: u.Messages}
 	switch notice := u.Notice.(type) {
@@ -314,7 +315,7 @@ func (n *Node) deliver(ctx context.Context, p events.Partition, u jetstream.Upda
 	}
 }
 
-// step steps a partition's machine and performs the effects without waiting. It is safe for concurrent use.
+// step steps a partition's machine and performs the effects without waiting. step is safe for concurrent use.
 func (n *Node) step(p events.Partition, f func(*partition) effects) {
 	o := n.parts[p]
 	o.mu.Lock()
@@ -353,7 +354,7 @@ func (n *Node) applied(p events.Partition) events.StreamSeq { return n.shard(p).
 // view returns the present ranks and models.
 func (n *Node) view() *View { return n.views.all.Load() }
 
-// progress appends the present progress of each partition to out, by partition.
+// progress appends the present progress of all partitions to out, by partition.
 func (n *Node) progress(out []progress) []progress {
 	aged, now := n.aged.Load(), time.Time{}
 	if aged { // most queries need no clock
@@ -376,7 +377,7 @@ func (n *Node) progress(out []progress) []progress {
 }
 
 // maxWait limits a query's wait for a log position, whatever its deadline. A waiting query occupies one of the node's
-// workers, and the node does not notice the end of its client.
+// workers, and the node does not notice the end of the client.
 const maxWait = 30 * time.Second
 
 func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
@@ -384,7 +385,7 @@ func (n *Node) waitFor(ctx context.Context, want api.PartitionSeq) error {
 		return api.Errorf(api.CodeMalformed, "min_seq names partition %d; there are %d", want.Partition, len(n.parts))
 	}
 	if !n.keeps(want.Partition) {
-		return nil // the answer lists the partition as missing, if the query needs it
+		return nil // the answer lists the partition as missing, if the query needs the partition
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()

@@ -14,7 +14,7 @@ type notifier struct {
 	rung    chan struct{} // closed at the next notification
 }
 
-// wait returns nil once reached reports true, or the error of ctx. It calls reached again after each notification.
+// wait returns nil once reached reports true, or the error of ctx. wait calls reached again after every notification.
 func (b *notifier) wait(ctx context.Context, reached func() bool) error {
 	if reached() {
 		return nil

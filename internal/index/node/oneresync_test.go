@@ -70,7 +70,7 @@ func TestALossCostsOneIncarnation(t *testing.T) {
 						shims, err = control.ResyncAll(w.ctx, w.ns, 0, "", ask)
 					}
 					if err != nil || len(shims) != 1 {
-						t.Errorf("asked for a resync: %v, %v", shims, err)
+						t.Errorf("requested a resync: %v, %v", shims, err)
 					}
 				})
 			}
@@ -99,7 +99,7 @@ func TestALossCostsOneIncarnation(t *testing.T) {
 			}
 			later := resync(control.ResyncRequest{ID: "missing", Of: shim.Incarnation})
 			if later.Incarnation <= shim.Incarnation {
-				t.Errorf("incarnation %d, of which events are missing, was followed by %d", shim.Incarnation,
+				t.Errorf("incarnation %d, with missing events, was followed by %d", shim.Incarnation,
 					later.Incarnation)
 			}
 			w.awaitAll()

@@ -55,9 +55,9 @@ func logOfTen(t *testing.T, applied events.StreamSeq, at events.Millis) (context
 	return ctx, n
 }
 
-// TestNoSnapshotOfWhatTheLogHasLost: a node has applied more messages than the log has, as after a server's return with
-// an old backup. Its snapshot would replace usable ones.
-func TestNoSnapshotOfWhatTheLogHasLost(t *testing.T) {
+// TestNoSnapshotBeyondTheEndOfTheLog: a node has applied more messages than the log has, for example after a server's
+// return with an old backup. A snapshot of the node would replace usable snapshots.
+func TestNoSnapshotBeyondTheEndOfTheLog(t *testing.T) {
 	ctx, n := logOfTen(t, 11, 1)
 	if _, err := n.save(ctx, 0); !errors.Is(err, errOtherLog) {
 		t.Fatalf("got %v", err)
@@ -87,7 +87,7 @@ func TestSnapshotOfAnotherHistory(t *testing.T) {
 			switch l.Text {
 			case "snapshot skipped":
 				rejected.Add(1)
-			case "the log differs from the applied one; restoring again":
+			case "the log differs from the applied log; restoring again":
 				unfit.Add(1)
 			}
 		})})

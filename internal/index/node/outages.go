@@ -9,11 +9,11 @@ import (
 )
 
 // outageWindow is the time over which partitions are collected for one log line, because a failure of NATS affects all
-// of them.
+// partitions.
 const outageWindow = time.Second
 
-// outages logs which partitions' logs became unreadable or readable again, with one line for each window. Any goroutine
-// may call its methods.
+// outages logs the partitions with logs that became unreadable or readable again, a line per window. Any goroutine may
+// call the methods.
 type outages struct {
 	log *slog.Logger
 
@@ -54,7 +54,7 @@ func (o *outages) flush() {
 	clear(o.changed)
 	if lost > 0 {
 		o.log.Warn("the log cannot be read", "partitions", lost, "error", why, "what_to_do",
-			"check that NATS responds and that more than half of its servers run; the node still answers queries")
+			"check that NATS responds and that more than half of the NATS servers run; the node still answers queries")
 	}
 	if back > 0 {
 		o.log.Info("the log can be read again", "partitions", back, "still_down", len(o.down))

@@ -40,7 +40,7 @@ level=INFO msg="the log can be read again" partitions=63 still_down=1
 `
 		synctest.Wait()
 		if said.String() != want {
-			t.Errorf("said\n%swant\n%s", said.String(), want)
+			t.Errorf("logged\n%swant\n%s", said.String(), want)
 		}
 	})
 }

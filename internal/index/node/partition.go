@@ -9,9 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// partition decides the node's actions for one partition. It is a state machine: it starts no goroutines, waits for
-// nothing and reads no clock. Its owner performs the action of the phase and the [effects] of each step. Methods
-// without a result of that type change nothing.
+// partition decides the node's actions for one partition. The type is a state machine: no method starts a goroutine,
+// waits, or reads a clock. The owner performs the action of the phase and the [effects] of every step. Methods without
+// effects as the result change nothing.
 //
 //	absent ──keep──▶ restoring ──restored──▶ catchingUp ──CaughtUp──▶ serving
 //	  ▲                  ▲ │                      │                      │
@@ -21,7 +21,7 @@ import (
 // Invariants:
 //  1. A partition serves only after a restore, and after a reader from the restored position has caught up with all its
 //     messages applied.
-//  2. Missing messages are reported once for each reader. The reader is interrupted, and a new one starts at the first
+//  2. Missing messages are reported once per reader. The reader is interrupted, and a new reader starts at the first
 //     missing message. The partition is `rereading` until the new reader has reached the log's end.
 //  3. A loss is in `lost` while the partition restores, and in `need` afterwards until a resync has ended.
 type partition struct {
@@ -41,8 +41,8 @@ type policy struct {
 	newID            func() string // makes ids of resync requests
 }
 
-// phase determines the owner's action: none (absent), drop the partition from the index (emptying), restore it
-// (restoring), or read its log (catchingUp and serving). Each type has the data of its phase.
+// phase determines the owner's action: none (absent), drop the partition from the index (emptying), restore the
+// partition (restoring), or read the log (catchingUp and serving). A type has the data of the phase.
 type phase interface {
 	state() api.PartitionState
 	data() *kept // nil while the partition is not kept
@@ -55,7 +55,7 @@ type emptying struct{}
 type restoring struct {
 	*kept
 	lost       string           // the loss found in the log; empty: none
-	divergedAt events.StreamSeq // where the log lacks the applied message; 0: it has not diverged
+	divergedAt events.StreamSeq // where the log lacks the applied message; 0: no divergence
 }
 
 type catchingUp struct{ *reading }
@@ -66,7 +66,7 @@ type serving struct {
 	behind bool // for longer than behindAfter
 }
 
-// kept is the state of a partition while the node keeps it.
+// kept is the state of a partition while the node keeps the partition.
 type kept struct {
 	epoch    jetstream.Epoch
 	last     events.StreamSeq // of the log, in the latest report
@@ -104,7 +104,7 @@ func (k *kept) data() *kept  { return k }
 
 // effects are the requests of a step to the partition's owner, and the results to report.
 type effects struct {
-	interrupt bool // stop the present action and begin the one of the present phase
+	interrupt bool // stop the present action and begin the action of the present phase
 
 	trouble   error
 	recovered bool
@@ -200,7 +200,7 @@ func (pt *partition) failed(now time.Time, err error) (e effects) {
 	return e
 }
 
-// restoration is the result of a restore: the state of the log, the rejected snapshots, and the used one, if any.
+// restoration is the result of a restore: the state of the log, the rejected snapshots, and the used snapshot, if any.
 type restoration struct {
 	epoch    jetstream.Epoch
 	seq      events.StreamSeq // the position after which the log continues
@@ -248,7 +248,7 @@ func (pt *partition) received(last events.StreamSeq) (e effects) {
 	return e
 }
 
-// missed records that messages after the last applied one are missing, although their reader sent later ones.
+// missed records missing messages after the last applied message, although the reader sent later messages.
 func (pt *partition) missed(now time.Time, applied events.StreamSeq) (e effects) {
 	r := pt.reading()
 	if r == nil || r.missing {
@@ -284,7 +284,7 @@ func (pt *partition) noticed(now time.Time, notice jetstream.Notice, applied eve
 		r.err, e.trouble = notice.Err, notice.Err
 	case jetstream.Recovered:
 		r.err, e.recovered = nil, true
-	default: // the log differs from the applied one
+	default: // the log differs from the applied log
 		again := &restoring{kept: r.kept, divergedAt: r.divergedAt}
 		if _, truncated := notice.(jetstream.Truncated); !truncated { // a snapshot may contain the truncated part
 			again.lost = notice.String()
@@ -328,7 +328,7 @@ func (pt *partition) measured(at time.Time, u usage, refused, known bool) (e eff
 }
 
 // worthSaving reports whether a snapshot would be useful for a restore. A partition that needs a resync as a whole is
-// not saved: a restore from that snapshot would not show the need.
+// not saved: a restore from the snapshot would not show the need.
 func (pt *partition) worthSaving(grown growth) bool {
 	s, ok := pt.phase.(*serving)
 	return ok && (s.need == nil || s.need.cause == "") && (grown != s.saved.grown || s.saved.lost || s.saved.err != nil)
@@ -355,7 +355,7 @@ func (pt *partition) saved(s saveState) (e effects) {
 	return e
 }
 
-// snapshotsLost records the deletion of the snapshots. The next one is due immediately.
+// snapshotsLost records the deletion of the snapshots. The next snapshot is due immediately.
 func (pt *partition) snapshotsLost() (e effects) {
 	if k := pt.phase.data(); k != nil {
 		k.saved = saveState{lost: true}

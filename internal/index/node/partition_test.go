@@ -148,14 +148,14 @@ func (v *virtual) restore(ph *restoring) {
 		r.seq, r.used = m.Seq, m
 	}
 	if r.used != nil && v.suspect != 0 && r.used.Seq >= v.suspect {
-		v.Fatalf("restored from the snapshot at %d of a log that has another message at %d", r.used.Seq, v.suspect)
+		v.Fatalf("restored from the snapshot at %d of a log with a different message at %d", r.used.Seq, v.suspect)
 	}
 	v.lost = v.lost || r.used == nil && v.first > 1
 	v.applied, v.must, v.restored, v.needed, v.whole, v.asks = r.seq, v.last, true, v.lost, 0, nil
 	v.changes, v.saved, v.failed, v.answer, v.round = nil, v.now, time.Time{}, false, nil
 	e := v.pt.restored(v.now, r)
 	if (e.restored.Lost != "") != v.lost {
-		v.Fatalf("restored %+v of %d to %d, said to have lost %q", r, v.first, v.last, e.restored.Lost)
+		v.Fatalf("restored %+v of %d to %d, reported loss %q", r, v.first, v.last, e.restored.Lost)
 	}
 	v.do(e)
 }
@@ -273,7 +273,7 @@ func (v *virtual) resync() {
 	e := v.pt.ranksSeen(v.now, v.partial, begun)
 	if !v.pt.serves() {
 		if e.request != nil || e.resynced {
-			v.Fatal("shims are asked, or are done with, while the partition does not serve")
+			v.Fatal("requests to shims begin or end while the partition does not serve")
 		}
 		return
 	}
@@ -295,12 +295,12 @@ func (v *virtual) resync() {
 		due = v.now.Sub(v.asks[n-1]) >= min(v.pt.policy.resyncPause<<(n-1), resyncSlowest)
 	}
 	if (e.request != nil) != (lacks && due) {
-		v.Fatalf("asked: %v; lacks %v; %v after the asks at %v", e.request, lacks, v.now, v.asks)
+		v.Fatalf("requested: %v; lacks %v; %v after the requests at %v", e.request, lacks, v.now, v.asks)
 	}
 	if e.request != nil {
 		v.asks, v.round = append(v.asks, v.now), e.request
 		if (e.request.cause != "") != v.lost {
-			v.Fatalf("asked for %+v; lost: %v", e.request, v.lost)
+			v.Fatalf("requested %+v; lost: %v", e.request, v.lost)
 		}
 	}
 }
@@ -371,7 +371,7 @@ func (v *virtual) check() {
 		v.Fatalf("absent, and %d is applied", v.applied)
 	}
 	if v.holes != v.reported {
-		v.Fatalf("%d readers of which messages were missing, and %d were reported", v.holes, v.reported)
+		v.Fatalf("%d readers with missing messages, and %d reports", v.holes, v.reported)
 	}
 	if (v.pt.owed() == 1) != (v.wanted && !v.pt.serves()) {
 		v.Fatalf("owed: %d in state %s", v.pt.owed(), state)
@@ -442,7 +442,7 @@ func TestPartitionInVirtualTime(t *testing.T) {
 		"jetstream.Truncated", "jetstream.Regressed", "jetstream.EpochChanged",
 	} {
 		if seen[what] == 0 {
-			t.Errorf("%s: never; all that happened: %v", what, seen)
+			t.Errorf("%s: never; all events: %v", what, seen)
 		}
 	}
 	t.Logf("%v", seen)

@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// Prefixes returns the largest part of the prefix tree held by the ranks of a model on this node: one tree for each
-// shard with such ranks, at least one. Several trees, and trees for a request that names partitions, include the hashes
-// needed to join them. Any goroutine may call it; writers do not wait for it.
+// Prefixes returns the largest part of the prefix tree held by the ranks of a model on this node: one tree per shard
+// with ranks of the model, at least one. Several trees, and trees for a request that names partitions, include the
+// hashes for a join. Any goroutine may call Prefixes. Writers do not wait for Prefixes.
 func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	var missing []events.Partition
 	if len(q.Partitions) > 0 {
@@ -26,7 +26,7 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	case failure == nil:
 		none.BlockSize = served.BlockSize
 	case len(q.Partitions) > 0 && (failure.Code == api.CodeUnknownModel || q.BlockSize != 0):
-		return []*api.PrefixTree{none}, nil // other partitions have such workers
+		return []*api.PrefixTree{none}, nil // further partitions have workers of the model
 	default:
 		return nil, failure
 	}
@@ -34,7 +34,7 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	if len(q.Partitions) > 0 || len(served.Shards) > 1 {
 		query.Hashes = api.MaxPrefixHashes
 	}
-	among := len(q.Partitions) > 0 || len(view.Hidden) > 0 // otherwise the index has no other ranks of the space
+	among := len(q.Partitions) > 0 || len(view.Hidden) > 0 // otherwise the index has no further ranks of the space
 	var trees []*api.PrefixTree
 	for _, shard := range served.Shards {
 		tree := *none

@@ -12,15 +12,15 @@ import (
 // empty.
 type problems struct{ list []*problem }
 
-// problem is a cause with its partitions.
+// problem is a cause with the affected partitions.
 type problem struct {
 	what, do string
 	in       cluster.Set
 	detail   string // of the first partition
 }
 
-// add adds a problem of partition p. what and do identify the cause, so neither contains text that differs between
-// partitions. detail may be empty.
+// add adds a problem of partition p. what and do identify the cause, and must be equal for all partitions. detail may
+// be empty.
 func (l *problems) add(p events.Partition, what, detail, do string) {
 	for _, known := range l.list {
 		if known.what == what && known.do == do {
@@ -31,7 +31,7 @@ func (l *problems) add(p events.Partition, what, detail, do string) {
 	l.list = append(l.list, &problem{what, do, cluster.SetOf(p), detail})
 }
 
-// lines returns a line for each cause: "partitions 0-7: WHAT: DETAIL (of partition 0); what to do: DO".
+// lines returns a line per cause: "partitions 0-7: WHAT: DETAIL (of partition 0); what to do: DO".
 func (l *problems) lines() (lines []string) {
 	for _, p := range l.list {
 		line := fmt.Sprintf("%s: %s", p.in.Phrase(), p.what)
@@ -51,23 +51,23 @@ func (l *problems) lines() (lines []string) {
 
 // Remedies for problems of partitions.
 const (
-	seeNATS = "see that the NATS servers run and have a JetStream quorum, and that this node reaches them " +
+	seeNATS = "see that the NATS servers run and have a JetStream quorum, and that this node reaches the servers " +
 		"(indexer doctor); the node goes on by itself"
-	seeBehind = "wait while its LAG in indexer status falls; if it grows, give the node more CPU or start another node"
-	seeResync = "wait: the shims send again what is missing; start the shims of these ranks if they are gone"
-	seeWait   = "wait: the node mends it by itself"
+	seeBehind = "wait while LAG in indexer status falls; if LAG grows, give the node more CPU or start a further node"
+	seeResync = "wait: the shims repeat the missing events; start the shims of the ranks if a shim is gone"
+	seeWait   = "wait: the node repairs the partition without help"
 	seeRoom   = "make room on the disk of the NATS servers, or raise the limit of the storage (--store-bytes of a server " +
 		"in an indexer, max_file of an account) or of the bucket (--snapshot-bytes)"
-	seeServer = "see the log of this node for what its NATS server says; restart the node if it does not mend"
-	seeNodes  = "start the nodes that are missing (indexer cluster), or see why those that run are not ready"
+	seeServer = "read the messages of the NATS server in the log of this node; restart the node if the problem stays"
+	seeNodes  = "start the missing nodes (indexer cluster), or find out why the running nodes are not ready"
 )
 
 // Problems of partitions.
 const (
-	LogUnreadable  = "the log has not been readable for a while; nodes that read theirs are asked first"
+	LogUnreadable  = "the log has not been readable for a while; queries go to nodes with a readable log first"
 	NobodyServes   = "served by no node"
 	logFailed      = "the log or the snapshots could not be read"
-	logUnheard     = "the log is not heard of"
+	logUnheard     = "no state of the log arrives"
 	snapshotFailed = "the snapshot was not written and will be tried again"
 	snapshotLeft   = "the snapshot could not be written here, and is left to node "
 )
@@ -76,7 +76,7 @@ const (
 var StorageProblems = []string{LogUnreadable, logFailed, logUnheard, snapshotFailed, snapshotLeft, " % full (",
 	" takes nothing", " take nothing", " shims wait, "}
 
-// fullness collects the usage of the places in which NATS stores data. The zero value is empty.
+// fullness collects the usage of the places where NATS stores data. The zero value is empty.
 type fullness struct {
 	filling []string
 	refused []refusals
@@ -90,7 +90,7 @@ type refusals struct {
 	logs   cluster.Set
 }
 
-// add adds the usage of a place, and its error if it rejects writes.
+// add adds the usage of a place, and the error of a place that rejects writes.
 func (f *fullness) add(what string, u usage) {
 	if u.filling() {
 		f.filling = append(f.filling, fmt.Sprintf("%s is %d %% full (%d of %d bytes); what to do: %s", what,
@@ -112,7 +112,7 @@ func (f *fullness) addLog(p events.Partition, u usage) {
 	}
 }
 
-// refusalsFor returns the refusals with the reason of err. The words before the reason name the stream and its file.
+// refusalsFor returns the refusals with the reason of err. The words before the reason name the stream and the file.
 func (f *fullness) refusalsFor(err error) *refusals {
 	why := err.Error()
 	why = why[strings.LastIndex(why, ": ")+1:]
@@ -125,7 +125,7 @@ func (f *fullness) refusalsFor(err error) *refusals {
 	return &f.refused[len(f.refused)-1]
 }
 
-// lines returns a line for each nearly full place and for each reason of rejected writes. restart is the further remedy
+// lines returns a line for every nearly full place and every reason of rejected writes. restart is the further remedy
 // after room has been made.
 func (f *fullness) lines(restart string) []string {
 	list := f.filling

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// restore imports the best usable snapshot into a partition, which must be empty, and returns the result. It rejects
-// unusable snapshots with a reason, and all snapshots at divergedAt or later, if divergedAt is not 0. An error means
-// that NATS did not respond; the caller tries again.
+// restore imports the best usable snapshot into an empty partition, and returns the result. restore rejects unusable
+// snapshots with a reason, and all snapshots at divergedAt or later, if divergedAt is not 0. An error means that NATS
+// did not respond; the caller tries again.
 func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt events.StreamSeq) (*restoration, error) {
 	begun := time.Now()
 	info, err := n.cfg.Namespace.StreamInfo(ctx, p)
@@ -34,7 +34,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 	for _, m := range choice.Usable {
 		if divergedAt != 0 && m.Seq >= divergedAt {
 			n.rejected(p, snapshot.AheadOfLog, fmt.Errorf(
-				"snapshot at sequence %d of a log that has another message at %d", m.Seq, divergedAt))
+				"snapshot at sequence %d of a log with a different message at %d", m.Seq, divergedAt))
 			continue
 		}
 		runIndex, err := n.load(ctx, p, m)
@@ -56,7 +56,7 @@ func (n *Node) restore(ctx context.Context, p events.Partition, divergedAt event
 	return r, nil
 }
 
-// lost describes the part of the partition's log that is neither in the log nor in a snapshot; empty if no loss is
+// lost describes the part of the partition's events that is neither in the log nor in a snapshot; empty if no loss is
 // known. seen is the reader's report that caused the restore.
 func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.StreamSeq) string {
 	if seen != "" {
@@ -65,7 +65,7 @@ func lost(seen string, rejected []snapshot.Rejection, restored bool, seq events.
 	for _, r := range rejected {
 		switch {
 		case r.Reason == snapshot.AheadOfLog:
-			return "the log has lost its end: " + r.Err.Error()
+			return "the end of the log is lost: " + r.Err.Error()
 		case r.Reason == snapshot.OtherEpoch && !restored:
 			return "the log was recreated: " + r.Err.Error()
 		}
@@ -93,7 +93,7 @@ type bucketContents struct {
 	revision uint64 // of the current manifest; 0: there is none
 }
 
-// readBucket reads a partition's manifests, then the list of its keys.
+// readBucket reads a partition's manifests, then the list of keys.
 func readBucket(ctx context.Context, bucket *jetstream.Bucket, p events.Partition) (bucketContents, error) {
 	b := bucketContents{seen: snapshot.Bucket{Partition: p, Manifests: map[string][]byte{}}}
 	current, err := bucket.Latest(ctx, snapshot.ManifestKey(p))
@@ -136,7 +136,7 @@ func fetchFrom(ctx context.Context, bucket *jetstream.Bucket) snapshot.Fetch {
 	}
 }
 
-// load imports one snapshot into the index. After an error the caller must empty the partition. Chunks are fetched in
+// load imports a snapshot into the index. After an error the caller must empty the partition. Chunks are fetched in
 // advance here; the writer decodes them.
 func (n *Node) load(ctx context.Context, p events.Partition, m *snapshot.Manifest) (runIndex *snapshot.RunIndex,
 	err error) {
@@ -246,7 +246,7 @@ type imageSink struct {
 func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, states []snapshot.RankState) *imageSink {
 	part := m.parts[p]
 	to := &imageSink{spaces: map[uint32]uint32{}}
-	for _, s := range manifest.Spaces { // keep the snapshot's number if it is free, so the next snapshot has the same
+	for _, s := range manifest.Spaces { // keep the snapshot's number if free, so the next snapshot has the same
 		to.spaces[s.Space] = m.spaces.number(spaceKey{string(s.Model), s.BlockSize}, s.Space)
 	}
 	ids := make([]radix.RankID, len(states))
@@ -267,7 +267,7 @@ func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, state
 func (r *imageSink) Run(run *events.Run) error {
 	space, ok := r.spaces[run.Space]
 	if !ok {
-		return fmt.Errorf("%w: run %d is of space %d, which the manifest does not name", snapshot.ErrCorrupt, run.ID,
+		return fmt.Errorf("%w: run %d has space %d, which is missing in the manifest", snapshot.ErrCorrupt, run.ID,
 			run.Space)
 	}
 	r.run = *run
@@ -277,8 +277,8 @@ func (r *imageSink) Run(run *events.Run) error {
 
 func (r *imageSink) Rank(i int, img *events.RankImage) error { return r.imported.Rank(i, img) }
 
-// dropOtherRanks drops the restored ranks beyond [events.MaxRanks]: their events are skipped, so no event could end
-// them.
+// dropOtherRanks drops the restored ranks beyond [events.MaxRanks]: the log skips events of such ranks, so no event
+// could end the ranks.
 func (m *Machine) dropOtherRanks(p events.Partition) {
 	for key, r := range m.parts[p].ranks {
 		if key.Rank >= events.MaxRanks {

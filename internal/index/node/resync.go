@@ -15,13 +15,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// If the log has lost events of its ranks, only the engines have the present state. A partition needs a resync
+// If the log has lost events of ranks, only the engines have the present state. A partition needs a resync
 //
 //   - as a whole, if the log's beginning is gone without a snapshot, if its stream was recreated, or if the log has
 //     lost its end. Requests go to all shims of the partition, in rounds. The resync ends after minRounds, once the
 //     log has the incarnations named by the shims in the last round. It does not wait for stopped shims: a shim that
 //     starts continues from its cursor in the log, or begins a new incarnation.
-//   - for single ranks, if an incarnation was first seen in its middle or with missing events. Such a rank is never
+//   - for single ranks, if an incarnation was first seen in its middle or with missing events. A rank of this kind is
+//     never
 //     credited with absent blocks, but may hold further ones. Requests go to its shim until the rank begins a new
 //     incarnation; snapshots keep this need across restarts.
 //
@@ -97,7 +98,7 @@ func (m *Machine) partials(p events.Partition) (list []partialRank) {
 	return list
 }
 
-// begun reports whether the log has these incarnations, or later ones.
+// begun reports whether the log has the answered incarnations, or later incarnations.
 func (m *Machine) begun(p events.Partition, answered map[events.RankKey]events.Incarnation) bool {
 	for key, incarnation := range answered {
 		if r := m.parts[p].ranks[key]; r == nil || r.Incarnation < incarnation {
@@ -120,7 +121,7 @@ func (n *Node) resyncWhenNeeded(ctx context.Context) {
 	})
 }
 
-// resyncDue updates the missing ranks of a partition, and returns the round of requests that is due; nil if none is.
+// resyncDue updates the missing ranks of a partition, and returns the due round of requests; nil if no round is due.
 func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time) (r *round) {
 	o := n.parts[p]
 	o.mu.Lock()
@@ -142,7 +143,7 @@ func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time)
 	return r
 }
 
-// requestResync sends one round of requests to the shims of a partition, and records their responses.
+// requestResync sends a round of requests to the shims of a partition, and records the responses.
 func (n *Node) requestResync(ctx context.Context, p events.Partition, r *round) {
 	answered := map[events.RankKey]events.Incarnation{}
 	var mu sync.Mutex
@@ -165,7 +166,7 @@ func (n *Node) requestResync(ctx context.Context, p events.Partition, r *round) 
 	for _, rank := range r.partial {
 		all.Go(func() error {
 			n.resyncs.asked.Add(1)
-			// Other nodes send the same id for the same need.
+			// All nodes send the same id for the same need.
 			request := control.ResyncRequest{ID: fmt.Sprintf("events-missing-in-%d", rank.incarnation), Of: rank.incarnation}
 			shim, err := control.Resync(ctx, n.cfg.Namespace, rank.key, request)
 			if err == nil && shim != nil {

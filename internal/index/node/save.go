@@ -19,40 +19,40 @@ import (
 const (
 	exportBudget = 4096 // blocks exported by the writer in one step, between other work
 
-	// After each step of an export the writer pauses for this multiple of the step's duration. Publishing passes
-	// through several goroutines, here and in the server, and each may wait for a goroutine that does not yield.
+	// After each step of an export the writer pauses for this multiple of the step's duration. Publishing passes through
+	// several goroutines, here and in the server, and all may wait for a goroutine that does not yield.
 	exportRest     = 2
 	exportRestMost = 10 * time.Millisecond
 
 	saveTick  = time.Second      // the interval of the checks for due snapshots
 	saveRetry = 10 * time.Second // after a failure
 
-	// After this number of successive failures, a node leaves a partition's snapshots to another node for saveLeave.
+	// After saveAttempts successive failures, a node leaves a partition's snapshots to a second node for saveLeave.
 	saveAttempts = 3
 	saveLeave    = 10 * time.Minute
 
-	// The limit for storing a snapshot is storePatience plus the time for its bytes at storeRate. A longer write means
-	// that the bucket rejects writes, as on a full disk, and other work waits for the present snapshot.
+	// The limit for storing a snapshot is storePatience plus the time for the bytes at storeRate. A longer write means
+	// that the bucket rejects writes, as on a full disk, and further work waits for the present snapshot.
 	storePatience = time.Minute
 	storeRate     = 2 << 20 // bytes a second, pauses included
 )
 
-var errOtherLog = errors.New("the log differs from the applied one")
+var errOtherLog = errors.New("the log differs from the applied log")
 
 type saveState struct {
 	runIndex *snapshot.RunIndex
-	grown    growth    // of the partition at that time
+	grown    growth    // of the partition at the write
 	lost     bool      // the earlier snapshots were deleted
-	at       time.Time // the time of the write; before the first one of this process, the time of the restore
+	at       time.Time // the time of the write; before the first write of this process, the time of the restore
 	failed   time.Time // the time of the last failure; zero after a success
 	fails    int       // successive failures
 	err      error     // of the last failure
 	seq      events.StreamSeq
-	written  time.Time // by its writer's clock; zero: unknown
+	written  time.Time // by the writer's clock; zero: unknown
 	size     int64
 }
 
-// left reports whether the partition's snapshots are left to another node, if there is one.
+// left reports whether the partition's snapshots are left to a second node, if any.
 func (s *saveState) left(now time.Time) bool {
 	return s.fails >= saveAttempts && now.Sub(s.failed) < saveLeave
 }
@@ -65,7 +65,7 @@ func (s *saveState) begin(runIndex *snapshot.RunIndex, m *snapshot.Manifest, now
 	}
 }
 
-// capture is the state of a partition at one moment, without its image, and the export of the image.
+// capture is the state of a partition at one moment, without the image, and the export of the image.
 type capture struct {
 	seq    events.StreamSeq
 	time   events.Millis
@@ -101,7 +101,7 @@ func (m *Machine) capture(p events.Partition) *capture {
 	return c
 }
 
-// saveWhenDue writes the due snapshots, one after the other, until ctx ends.
+// saveWhenDue writes the due snapshots in turn, until ctx ends.
 func (n *Node) saveWhenDue(ctx context.Context) {
 	loop.Every(ctx, saveTick, func(now time.Time) {
 		for _, p := range n.due(ctx, now) {
@@ -124,7 +124,7 @@ func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) 
 	return due
 }
 
-// grown returns the growth of each partition since the start of the process, from the writers.
+// grown returns the growth of all partitions since the start of the process, from the writers.
 func (n *Node) grown(ctx context.Context) []growth {
 	grown := make([]growth, len(n.parts))
 	err := n.onShards(ctx, func(s *shard, m *Machine) {
@@ -138,7 +138,7 @@ func (n *Node) grown(ctx context.Context) []growth {
 	return grown
 }
 
-// saveChanged writes a snapshot of each partition with changes since the last one, for a faster next start.
+// saveChanged writes a snapshot of every partition with changes since the last snapshot, for a faster next start.
 func (n *Node) saveChanged(ctx context.Context) {
 	for p, grown := range n.grown(ctx) {
 		o := n.parts[p]
@@ -184,8 +184,8 @@ func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.Snaps
 	return info, err
 }
 
-// save writes one snapshot of a partition: plan, chunks and manifest, then removes unneeded data. If a step fails, the
-// earlier snapshots stay intact. A later snapshot of another node makes this one unnecessary.
+// save writes a snapshot of a partition: plan, chunks and manifest, then removes unneeded data. If a step fails, the
+// earlier snapshots stay intact. A later snapshot of a second node makes the snapshot unnecessary.
 func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotInfo, err error) {
 	n.saving.Lock()
 	defer n.saving.Unlock()
@@ -215,14 +215,14 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		return info, err
 	}
 	defer c.export.Close() // the writer no longer owns the rest of the export
-	// Either the log has grown since, or it has lost its end. In the second case the snapshot must not replace a usable
-	// one.
+	// Either the log has grown since, or the end of the log is lost. In the second case the snapshot must not replace a
+	// usable snapshot.
 	if c.seq > log.Last {
 		if stream, err = n.cfg.Namespace.StreamInfo(ctx, p); err != nil {
 			return info, fmt.Errorf("look at the log: %w", err)
 		}
 		if now := describeLog(n.cfg.Namespace, stream); !now.Epoch.Equal(log.Epoch) || now.Last < c.seq {
-			return info, fmt.Errorf("%w: it ends at %d, and %d is applied", errOtherLog, now.Last, c.seq)
+			return info, fmt.Errorf("%w: the log ends at %d, and %d is applied", errOtherLog, now.Last, c.seq)
 		}
 		log.Last = c.seq
 	}

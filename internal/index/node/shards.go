@@ -13,9 +13,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// shard is one of a node's indexes with its writer goroutine. Partitions are distributed over shards in turn, so one
-// shard has all ranks of a partition, and events of partitions in different shards are applied in parallel. A query is
-// hashed once and searches all shards with ranks of its model.
+// shard is an index of the node with the writer goroutine. Partitions are distributed over shards in turn, so one shard
+// has all ranks of a partition, and events of partitions in different shards are applied in parallel. A query is hashed
+// once and searches all shards with ranks of the query's model.
 type shard struct {
 	number  int
 	index   *radix.Index
@@ -59,7 +59,7 @@ func (n *Node) partitions(s *shard) (list []events.Partition) {
 // recheckPause is the minimum time between two checks of all ranks of a shard after changes of claims.
 const recheckPause = 20 * time.Millisecond
 
-// ClaimsChanged makes writers check whether [Config.Claimed] now hides or shows a rank. It does not block.
+// ClaimsChanged makes writers check whether [Config.Claimed] now hides or shows a rank. ClaimsChanged does not block.
 func (n *Node) ClaimsChanged() {
 	for _, s := range n.shards {
 		loop.Wake(s.claims)
@@ -103,7 +103,7 @@ func (n *Node) write(ctx context.Context, s *shard) {
 	}
 }
 
-// do runs f in the shard's writer and waits for its end. After an error f does not run, now or later.
+// do runs f in the shard's writer and waits for the end of f. After an error f does not run, now or later.
 func (s *shard) do(ctx context.Context, f func(*Machine)) error {
 	w := work{do: f, taken: new(atomic.Bool), done: make(chan struct{})}
 	select {
@@ -123,12 +123,12 @@ func (s *shard) do(ctx context.Context, f func(*Machine)) error {
 	return nil
 }
 
-// do runs f in the writer of a partition's shard and waits for its end.
+// do runs f in the writer of a partition's shard and waits for the end of f.
 func (n *Node) do(ctx context.Context, p events.Partition, f func(*Machine)) error {
 	return n.shard(p).do(ctx, f)
 }
 
-// onShards runs f in the writer of each shard, one after the other.
+// onShards runs f in the writer of every shard, in turn.
 func (n *Node) onShards(ctx context.Context, f func(*shard, *Machine)) error {
 	for _, s := range n.shards {
 		if err := s.do(ctx, func(m *Machine) { f(s, m) }); err != nil {
@@ -139,7 +139,7 @@ func (n *Node) onShards(ctx context.Context, f func(*shard, *Machine)) error {
 }
 
 // count counts a part of the index, publishes figures after the last part, and returns the time until the next part is
-// due. The writer calls it.
+// due. The writer calls count.
 func (s *shard) count(c *radix.Census) (next time.Duration) {
 	begun := time.Now()
 	stats, done := s.index.Count(c, censusPart)
@@ -150,7 +150,7 @@ func (s *shard) count(c *radix.Census) (next time.Duration) {
 	return max(next, censusShare*time.Since(begun))
 }
 
-// spaces numbers the pairs of model and block size of a node, for all its shards.
+// spaces numbers the pairs of model and block size of a node, for all shards.
 type spaces struct {
 	mu   sync.Mutex
 	of   map[spaceKey]uint32
@@ -179,9 +179,9 @@ func (s *spaces) number(key spaceKey, want uint32) uint32 {
 	return want
 }
 
-// View holds the ranks and models visible to queries. It does not change; a later view replaces it.
+// View holds the ranks and models visible to queries. A View does not change; a later View replaces an earlier View.
 type View struct {
-	Models map[string][]*Served // by model; one for each block size
+	Models map[string][]*Served // by model; one per block size
 	Hidden []HiddenRank         // in the index, but in no answer
 	slots  [][]*RankOfView      // by shard and radix.RankID.Slot; nil: no rank
 }
@@ -198,21 +198,21 @@ func (v *View) Rank(shard int, id radix.RankID) *RankOfView {
 	return nil
 }
 
-// HiddenRank is a rank outside the view: its worker has not claimed the announced model.
+// HiddenRank is a rank outside the view: the worker has not claimed the announced model.
 type HiddenRank struct {
 	Key       events.RankKey
 	Model     string
 	Partition events.Partition
 }
 
-// Served is one model at one block size.
+// Served is a model at a block size.
 type Served struct {
 	BlockSize  uint32
 	Space      uint32
-	Lookaheads []uint32           // of the ranks, each once, ascending
+	Lookaheads []uint32           // of the ranks, without duplicates, ascending
 	Ranks      []*RankOfView      // ordered by instance and rank
-	Partitions []events.Partition // of these ranks, ascending
-	Shards     []int              // of these ranks, ascending
+	Partitions []events.Partition // of Ranks, ascending
+	Shards     []int              // of Ranks, ascending
 }
 
 // RankOfView is a rank in a View.
@@ -221,14 +221,14 @@ type RankOfView struct {
 	Shard     int
 	ID        radix.RankID // in the shard's index
 	Partition events.Partition
-	Lookahead uint32 // tokens beyond a block that its engine hashes with the block; see events.Event
-	Bounded   bool   // its depths are an upper bound; see [radix.Index.Bounded]
+	Lookahead uint32 // tokens beyond a block that the engine hashes with the block; see events.Event
+	Bounded   bool   // depths are an upper bound; see [radix.Index.Bounded]
 
 	memory *deviceMemory
 }
 
-// deviceMemory has the result of [radix.Index.DeviceMemory] for a rank after its last message. The writer stores it,
-// and queries load it.
+// deviceMemory has the result of [radix.Index.DeviceMemory] for a rank after the last message. The writer stores the
+// result, and queries load the result.
 type deviceMemory struct{ figures atomic.Uint64 }
 
 func (d *deviceMemory) store(held, full int64) {
@@ -281,7 +281,7 @@ func (v *View) order() {
 	}
 }
 
-// views are the views of a node's shards, and their union.
+// views are the views of a node's shards, and the union of the views.
 type views struct {
 	mu  sync.Mutex
 	of  []*View

@@ -52,7 +52,7 @@ func TestShardsAnswerAsOne(t *testing.T) {
 			}
 			for i := range want {
 				if got[i] != want[i] {
-					t.Fatalf("%d shards say\n%s\none says\n%s", shards, got[i], want[i])
+					t.Fatalf("%d shards answer\n%s\none shard answers\n%s", shards, got[i], want[i])
 				}
 			}
 		}

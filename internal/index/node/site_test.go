@@ -56,7 +56,7 @@ type site struct {
 	size       func(string) uint32 // the registered block size of a model; nil: none
 
 	mu     sync.Mutex
-	told   []string
+	logged []string
 	script []string // the actions of the test and the events of the node; see transcript_test.go
 
 	caughtUp chan struct{} // closed after the catch-up that follows a restore, once it is in the script
@@ -107,29 +107,29 @@ func (w *site) startServer() {
 	w.server = server
 }
 
-// tell records the event of a log line.
-func (w *site) tell(format string, args ...any) {
+// record adds the event of a log line.
+func (w *site) record(format string, args ...any) {
 	w.mu.Lock()
-	w.told = append(w.told, fmt.Sprintf(format, args...))
+	w.logged = append(w.logged, fmt.Sprintf(format, args...))
 	w.mu.Unlock()
 }
 
 func (w *site) forget() {
 	w.mu.Lock()
-	w.told = nil
+	w.logged = nil
 	w.mu.Unlock()
 }
 
-func (w *site) heard() string {
+func (w *site) recorded() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return strings.Join(w.told, "\n")
+	return strings.Join(w.logged, "\n")
 }
 
 // start starts the node; the previous one must have been stopped.
 func (w *site) start() {
 	w.Helper()
-	w.say("the node starts")
+	w.act("the node starts")
 	ready := make(chan struct{})
 	w.stopping = make(chan struct{})
 	w.node = New(Config{
@@ -139,7 +139,7 @@ func (w *site) start() {
 		RecreateSnapshots: w.mendBucket, Claimed: w.claimed,
 		BlockSize: w.size,
 		Ready:     func() { close(ready) },
-		Log:       w.recorded(),
+		Log:       w.logger(),
 	})
 	running, cancel := context.WithCancel(w.ctx)
 	var done sync.WaitGroup
@@ -149,7 +149,7 @@ func (w *site) start() {
 	select {
 	case <-ready:
 	case <-w.ctx.Done():
-		w.Fatalf("not ready; told:\n%s", w.heard())
+		w.Fatalf("not ready; events:\n%s", w.recorded())
 	}
 	w.mu.Lock()
 	caughtUp := w.caughtUp
@@ -160,7 +160,7 @@ func (w *site) start() {
 // startShim runs the engine's shim until the returned function is called.
 func (w *site) startShim() (stop func()) {
 	w.Helper()
-	w.say("%s", strings.TrimPrefix(shimStarts, "> "))
+	w.act("%s", strings.TrimPrefix(shimStarts, "> "))
 	key := events.RankKey{Instance: "w1"}
 	conn, err := jetstream.Connect(w.ctx, jetstream.ConnOptions{URLs: []string{"nats://" + w.addr},
 		AttemptTimeout: 500 * time.Millisecond, Wait: true})
@@ -195,7 +195,7 @@ func (w *site) startShim() (stop func()) {
 // grow makes the engine hold n more blocks of the prompt.
 func (w *site) grow(n int) {
 	w.Helper()
-	w.say("the engine stores %d blocks", n)
+	w.act("the engine stores %d blocks", n)
 	for range 4 * n {
 		w.prompt = append(w.prompt, uint32(len(w.prompt)+1))
 	}
@@ -214,7 +214,7 @@ func (w *site) awaitAll() *api.Status {
 			continue
 		}
 		if len(a.Workers) == 1 && int(a.Workers[0].Device) > len(w.prompt)/4 {
-			w.Fatalf("the worker is credited with what it does not hold: %+v", a)
+			w.Fatalf("the worker is credited with absent blocks: %+v", a)
 		}
 		s, err = w.node.Status(w.ctx)
 		w.must(err)
@@ -223,14 +223,14 @@ func (w *site) awaitAll() *api.Status {
 			return s
 		}
 	}
-	w.Fatalf("%d blocks should be there; the last answer was %+v; the status %+v; told:\n%s", len(w.prompt)/4, a, s,
-		w.heard())
+	w.Fatalf("%d blocks should be there; the last answer was %+v; the status %+v; events:\n%s", len(w.prompt)/4, a, s,
+		w.recorded())
 	return nil
 }
 
 func (w *site) snapshot() {
 	w.Helper()
-	w.say("a snapshot is written")
+	w.act("a snapshot is written")
 	if _, err := w.node.Snapshot(w.ctx); err != nil {
 		w.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func (w *site) snapshot() {
 // purge trims the log without the node.
 func (w *site) purge(keepFrom events.StreamSeq) {
 	w.Helper()
-	w.say("the log is trimmed, by nobody of ours")
+	w.act("a foreign client trims the log")
 	s, err := w.js.Stream(w.ctx, jetstream.StreamName("test", 0))
 	w.must(err)
 	w.must(s.Purge(w.ctx, natsjs.WithPurgeSequence(uint64(keepFrom))))
@@ -248,18 +248,18 @@ func (w *site) purge(keepFrom events.StreamSeq) {
 // expect checks that events were logged.
 func (w *site) expect(words ...string) {
 	w.Helper()
-	told := w.heard()
+	logged := w.recorded()
 	for _, word := range words {
-		if !strings.Contains(told, word) {
-			w.Errorf("nothing was told of %q:\n%s", word, told)
+		if !strings.Contains(logged, word) {
+			w.Errorf("no event with %q:\n%s", word, logged)
 		}
 	}
 }
 
 func (w *site) expectNot(word string) {
 	w.Helper()
-	if told := w.heard(); strings.Contains(told, word) {
-		w.Errorf("something was told of %q:\n%s", word, told)
+	if logged := w.recorded(); strings.Contains(logged, word) {
+		w.Errorf("an event has %q:\n%s", word, logged)
 	}
 }
 

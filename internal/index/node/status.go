@@ -22,7 +22,7 @@ func timeOf(ms events.Millis) time.Time {
 	return time.UnixMilli(int64(ms)).UTC()
 }
 
-// Workers lists every rank in the partitions of this node. It is safe for concurrent use.
+// Workers lists every rank in the partitions of this node. Workers is safe for concurrent use.
 func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.WorkerList, error) {
 	list := &api.WorkerList{Workers: []api.WorkerInfo{}}
 	before := n.progress(nil)
@@ -68,8 +68,8 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 // holdsWithin limits how long [Node.Holds] waits for a writer.
 const holdsWithin = time.Second
 
-// Holds reports whether the index holds blocks of a worker. It fails if the worker's partition is not restored, or if
-// the writer is busy for a second. It is safe for concurrent use.
+// Holds reports whether the index holds blocks of a worker. Holds fails if the worker's partition is not restored, or
+// if the writer is busy for a second. Holds is safe for concurrent use.
 func (n *Node) Holds(ctx context.Context, instance events.WorkerID) (holds bool, err error) {
 	p, err := n.cfg.Namespace.PartitionOf(instance)
 	if err != nil {
@@ -92,11 +92,11 @@ func tiers(h [events.NumTiers]int64) api.TierCounts {
 	return api.TierCounts{Device: uint64(h[0]), Host: uint64(h[1]), Disk: uint64(h[2]), External: uint64(h[3])}
 }
 
-// Status returns the state of the node. The writers count the index for it. It is safe for concurrent use.
+// Status returns the state of the node. The writers count the index for Status. Status is safe for concurrent use.
 func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.statusNow(ctx, nil) }
 
-// Recent returns the state of the node with the writers' last periodic counts, some seconds old, or older for
-// a large index. It is safe for concurrent use.
+// Recent returns the state of the node with the writers' last periodic counts, some seconds old, or older for a large
+// index. Recent is safe for concurrent use.
 func (n *Node) Recent() (*api.Status, *Applied) {
 	f := new(figures)
 	for _, s := range n.shards {
@@ -106,8 +106,8 @@ func (n *Node) Recent() (*api.Status, *Applied) {
 	return s, &f.applied
 }
 
-// DistinctBlocks returns the number of distinct blocks in the index, from the writers' last periodic counts. It is safe
-// for concurrent use.
+// DistinctBlocks returns the number of distinct blocks in the index, from the writers' last periodic counts.
+// DistinctBlocks is safe for concurrent use.
 func (n *Node) DistinctBlocks() (blocks uint64) {
 	for _, s := range n.shards {
 		if f := s.figures.Load(); f != nil {
@@ -129,7 +129,7 @@ func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *e
 }
 
 // status returns the state of the node with the counts of f. checksum, if not nil, returns a partition's checksum and
-// sets the log position of this checksum.
+// sets the log position of the checksum.
 func (n *Node) status(f *figures, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {
 	s := &api.Status{
@@ -155,8 +155,8 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		}
 		if len(list) > 1 {
 			s.Problems = append(s.Problems, fmt.Sprintf("workers of model %q have different block sizes: queries must "+
-				"name one; what to do: start its engines and their shims with one --block-size, or give each size a model "+
-				"name of its own: --model", model))
+				"name a size; what to do: start all engines and shims of the model with one --block-size, or give every size a "+
+				"model "+"name with --model", model))
 		}
 		if p := view.otherSizes(model, registered); p != "" {
 			s.Problems = append(s.Problems, p)
@@ -213,13 +213,13 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		}
 		old := ""
 		if at.stale > 0 && at.whole {
-			old = fmt.Sprintf("what is known of it is %s old; answers say so (stale_ms)", inWords(at.stale))
+			old = fmt.Sprintf("the state is %s old; answers contain the age (stale_ms)", inWords(at.stale))
 		}
 		switch {
 		case d.Behind && k.err != nil:
 			found.add(p, LogUnreadable, sentences(k.err.Error(), old), seeNATS)
 		case d.Behind:
-			found.add(p, "far behind the log; nodes that are not are asked first",
+			found.add(p, "far behind the log; queries go to current nodes first",
 				fmt.Sprintf("%d messages are not applied", d.LogLast-at.seq), seeBehind)
 		case k.err != nil:
 			found.add(p, logFailed, sentences(k.err.Error(), old), seeNATS)
@@ -227,8 +227,8 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 			found.add(p, logUnheard, old, seeNATS)
 		}
 		if r := o.reading(); r != nil && r.rereading {
-			found.add(p, "messages were lost between the log and the index; the log is read again from where they are missing",
-				"", seeWait)
+			found.add(p, "messages were lost between the log and the index; the log is read again from the first missing "+
+				"message", "", seeWait)
 		}
 		if k.err != nil {
 			d.State = api.PartitionUnavailable
@@ -252,13 +252,13 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 	return s, nil
 }
 
-// sentences joins the texts that are not empty.
+// sentences joins all nonempty texts.
 func sentences(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "; ")
 }
 
-// otherSizes returns a problem with the ranks whose events have another block size than the registered one of the
-// model; empty if there are none.
+// otherSizes returns a problem with the ranks whose events differ from the model's registered block size; empty if
+// there are none.
 func (v *View) otherSizes(model string, registered uint32) string {
 	var others []string
 	for _, s := range v.Models[model] {
@@ -277,9 +277,9 @@ func (v *View) otherSizes(model string, registered uint32) string {
 	if n := len(others) - named; n > 0 {
 		others, more = others[:named], fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("events of ranks state another block size for model %q than the registered %d; they are not used: "+
-		"%s%s; what to do: restart their shims with --block-size %d, or revoke their keys; if the registered size is "+
-		"wrong: indexer forget --model", model, registered, strings.Join(others, ", "), more, registered)
+	return fmt.Sprintf("events of ranks for model %q differ from the registered block size %d and are not used: "+
+		"%s%s; what to do: restart the shims with --block-size %d, or revoke the keys of the shims; if the registered "+
+		"size is "+"wrong: indexer forget --model", model, registered, strings.Join(others, ", "), more, registered)
 }
 
 func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {
@@ -325,7 +325,7 @@ func list(s cluster.Set) []events.Partition {
 
 func clusterProblems(v *cluster.View, c *api.ClusterStatus) (list []string) {
 	if !v.GraceOver {
-		list = append(list, "this node has not been heard in the cluster yet, or waits for others that start with it; "+
+		list = append(list, "this node is not a member of the cluster yet, or waits for further starting nodes; "+
 			"what to do: "+seeWait)
 	}
 	if len(c.Unserved) > 0 {
@@ -349,35 +349,36 @@ func (m *Machine) rankProblems(r *rank) (problems []string) {
 	return problems
 }
 
-// waitingProblem returns a problem if no block announced by an engine has a place in the index because all follow
-// unseen blocks. This happens if the engine published blocks before its shim started and cannot repeat them. The
-// problem ends with the first block that has a place, and when the engine holds none of the blocks anymore.
+// waitingProblem returns a problem if no announced block of an engine has a place in the index because all follow
+// unseen blocks. The cause is an engine that published blocks before the start of the shim and cannot repeat the
+// blocks. The problem ends with the first block with a place, and when the engine no longer holds any of the blocks.
 func waitingProblem(r *rank, s radix.RankStats, held int64) string {
 	placed := held > 0 || s.SetBlocks > 0 || r.placed || r.restored && s.Pending == 0
 	since := change{r.Stored - r.before.stored, r.Removed - r.before.removed}
 	gone := s.Pending == 0 && since.removed >= since.stored
-	if placed || since.stored == 0 || gone || r.Partial { // missing events are a problem of their own
+	if placed || since.stored == 0 || gone || r.Partial { // missing events are a separate problem
 		return ""
 	}
 	return fmt.Sprintf(
-		"%s: none of the %d blocks that its engine has announced can be used: they follow blocks that were not seen, and %d wait for those; "+
-			"what to do: give its shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or reset the engine's prefix cache",
+		"%s: none of the engine's %d announced blocks is usable: all follow unseen blocks, and %d wait for unseen blocks; "+
+			"what to do: give the shim the engine's replay endpoint (--replay, replay_endpoint in --kv-events-config), or "+
+			"reset the engine's prefix cache",
 		r.Key(), since.stored, s.Pending)
 }
 
-// copiesProblem returns a problem if a rank counts far more copies than blocks. An engine has one copy more if two
-// requests computed a block at the same time, or if one request computed the last block of its prompt again. An engine
+// copiesProblem returns a problem if a rank counts far more copies than blocks. An engine has a further copy if two
+// requests computed a block at the same time, or if a request computed the last block of the prompt again. An engine
 // that announces reused blocks again has the same counts: vLLM does so for requests with kv_cache_report_mode=full.
 func copiesProblem(r *rank, s radix.RankStats, held int64) string {
 	if s.Copies < 1000 || s.Copies < 4*held {
 		return ""
 	}
 	return fmt.Sprintf(
-		"%s holds %d blocks and, by what its engine announced, %d further copies of them, so that a removal may not be seen; "+
+		"%s holds %d blocks and, by the engine's events, %d further copies of the blocks, so a removal may stay unseen; "+
 			"what to do: leave kv_cache_report_mode=full out of requests, then run indexer resync", r.Key(), held, s.Copies)
 }
 
-// byName returns the counts under their names in metrics and in the status.
+// byName returns the counts under the names in metrics and in the status.
 func (c *Counts) byName() map[string]uint64 {
 	ix := &c.Index
 	return map[string]uint64{

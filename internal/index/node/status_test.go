@@ -17,9 +17,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
-// TestWhoseSnapshotIsAProblem: a failed snapshot is a problem of the node that writes the partition's snapshots, as
+// TestSnapshotProblemOfTheWriter: a failed snapshot is a problem of the node that writes the partition's snapshots, as
 // long as it does.
-func TestWhoseSnapshotIsAProblem(t *testing.T) {
+func TestSnapshotProblemOfTheWriter(t *testing.T) {
 	w := newSite(t)
 	var view atomic.Pointer[cluster.View]
 	view.Store(&cluster.View{Writer: []string{""}})
@@ -62,9 +62,10 @@ func TestUnreadableLogInStatus(t *testing.T) {
 		unreadable bool
 	}{
 		{false, nil, applied, "", "partition 0", false},
-		{true, nil, applied + 7, "far behind the log; nodes that are not are asked first: 7 messages are not applied", "readable", false},
-		{false, errors.New("nobody there"), applied, "could not be read: nobody there", "asked first", true},
-		{true, errors.New("nobody there"), applied, LogUnreadable + ": nobody there", "0 messages", true},
+		{true, nil, applied + 7, "far behind the log; queries go to current nodes first: 7 messages are not applied",
+			"readable", false},
+		{false, errors.New("no server"), applied, "could not be read: no server", "queries go to", true},
+		{true, errors.New("no server"), applied, LogUnreadable + ": no server", "0 messages", true},
 	} {
 		var said string
 		var state api.PartitionState
@@ -78,7 +79,7 @@ func TestUnreadableLogInStatus(t *testing.T) {
 		said, state = strings.Join(s.Problems, "\n"), s.Partitions[0].State
 		if !strings.Contains(said, c.says) || strings.Contains(said, c.not) ||
 			(state == api.PartitionUnavailable) != c.unreadable {
-			t.Errorf("%+v: the partition is %s, and %q is said", c, state, said)
+			t.Errorf("%+v: the partition is %s, with the problems %q", c, state, said)
 		}
 	}
 }
@@ -96,11 +97,11 @@ func TestRankWithoutPlacedBlocks(t *testing.T) {
 		problem string
 	}{
 		{"it begins", 1, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
-		{"after what was not seen", 2, stored(7, 100, 101), "w/0: none of the 2 blocks"},
+		{"after unseen blocks", 2, stored(7, 100, 101), "w/0: none of the 2 blocks"},
 		{"after that", 3, stored(101, 102), "w/0: none of the 3 blocks"},
 		{"too late", 5000, stored(8, 200), "w/0: none of the 4 blocks"},
 		{"a prompt from its start", 5001, stored(0, 300), ""},
-		{"it goes, and another waits for good", 5002, events.Event{Kind: events.Removed, Tier: events.Device,
+		{"the blocks go, and a further block waits for good", 5002, events.Event{Kind: events.Removed, Tier: events.Device,
 			Blocks: []events.BlockHash{300}}, ""},
 		{"all goes", 5003, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
 		{"it restarts", 5004, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
@@ -124,14 +125,14 @@ func TestRankWithoutPlacedBlocks(t *testing.T) {
 			t.Errorf("%s: %q, want %q", step.what, problems, step.problem)
 		}
 	}
-	// Only the end of the blocks before the snapshot is known.
+	// Only the end of the blocks before the snapshot is in the machine.
 	for want, s := range map[bool]radix.RankStats{true: {Pending: 2}, false: {}} {
 		r := &rank{RankState: snapshot.RankState{Stored: 5}, restored: true}
 		if p := waitingProblem(r, s, 0); (p != "") != want {
 			t.Errorf("restored with %d that wait: %q", s.Pending, p)
 		}
 		if r.placed = true; waitingProblem(r, s, 0) != "" {
-			t.Errorf("restored with %d that wait, and others have a place", s.Pending)
+			t.Errorf("restored with %d that wait, and further blocks have a place", s.Pending)
 		}
 	}
 	counts := m.counts.byName()
@@ -163,11 +164,11 @@ func TestFullDiskIsReportedOnce(t *testing.T) {
 		want        []string
 	}{
 		"nothing": {nil, nil, "", nil},
-		"a log that takes nothing": {full, nil, "server: write error: " + cause,
+		"a log that rejects writes": {full, nil, "server: write error: " + cause,
 			[]string{"the log of partition 0"}},
-		"the bucket alone":             {nil, full, "server: write error: " + cause, []string{"the snapshot bucket"}},
-		"a log, and something else":    {full, nil, other, []string{"the log of partition 0", other}},
-		"nobody has tried to write it": {nil, nil, "server: write error: " + cause, []string{"server: write error"}},
+		"the bucket alone":          {nil, full, "server: write error: " + cause, []string{"the snapshot bucket"}},
+		"a log, and something else": {full, nil, other, []string{"the log of partition 0", other}},
+		"no write so far":           {nil, nil, "server: write error: " + cause, []string{"server: write error"}},
 	} {
 		n := &Node{cfg: Config{Health: func() error {
 			if c.health == "" {

@@ -17,16 +17,16 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/*.txt from the tests' results")
 
-// say adds an action of the test to the transcript.
-func (w *site) say(format string, args ...any) {
+// act adds an action of the test to the transcript.
+func (w *site) act(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.script = append(w.script, "> "+fmt.Sprintf(format, args...))
 }
 
-// recorded returns a logger that records the node's events, with the state of the partition, for the transcript and for
-// [site.heard].
-func (w *site) recorded() *slog.Logger {
+// logger returns a logger that records the node's events, with the state of the partition, for the transcript and for
+// [site.recorded].
+func (w *site) logger() *slog.Logger {
 	line := func(format string, args ...any) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -35,18 +35,18 @@ func (w *site) recorded() *slog.Logger {
 			w.script = append(w.script, text)
 		}
 	}
-	// asks is line for repeated requests that overlap other actions. It records one request after a restore, and one
+	// requests is line for repeated requests that overlap other actions. It records one request after a restore, and one
 	// after the start of a shim.
-	asks := func(format string, args ...any) {
+	requests := func(format string, args ...any) {
 		w.mu.Lock()
 		text := "  " + stable(fmt.Sprintf(format, args...))
 		since := len(w.script)
 		for since > 0 && !strings.HasPrefix(w.script[since-1], "  begins with") && w.script[since-1] != shimStarts {
 			since--
 		}
-		told := slices.Contains(w.script[since:], text)
+		present := slices.Contains(w.script[since:], text)
 		w.mu.Unlock()
-		if !told {
+		if !present {
 			line(format, args...)
 		}
 	}
@@ -73,11 +73,11 @@ func (w *site) recorded() *slog.Logger {
 			w.mu.Lock()
 			w.caughtUp, whole = make(chan struct{}), lost == ""
 			w.mu.Unlock()
-			w.tell("restored at %s, %s ranks, lost %q", attr("seq"), attr("ranks"), lost)
+			w.record("restored at %s, %s ranks, lost %q", attr("seq"), attr("ranks"), lost)
 			lost = ""
 		case "snapshot skipped":
 			line("passes over a snapshot: %s", attr("reason"))
-			w.tell("rejected: %s: %s", attr("reason"), attr("error"))
+			w.record("rejected: %s: %s", attr("reason"), attr("error"))
 		case "caught up":
 			now := state(p)
 			w.mu.Lock()
@@ -88,9 +88,9 @@ func (w *site) recorded() *slog.Logger {
 			w.mu.Unlock()
 			line("has caught up; state %s", now)
 			close(done)
-		case "the log differs from the applied one; restoring again":
+		case "the log differs from the applied log; restoring again":
 			line("the log is unfit: %s", attr("found"))
-			w.tell("unfit: %s", attr("found"))
+			w.record("unfit: %s", attr("found"))
 		case "resync requested from the shims":
 			w.mu.Lock()
 			done := w.caughtUp
@@ -100,15 +100,15 @@ func (w *site) recorded() *slog.Logger {
 			case <-w.stopping:
 			}
 			cause, _, _ := strings.Cut(attr("why"), "; rounds of requests: ")
-			asks("asks the shims, state %s: %s", state(p), cause)
-			w.tell("asked: %s: %s", attr("why"), attr("answered"))
+			requests("sends requests to the shims, state %s: %s", state(p), cause)
+			w.record("requested: %s: %s", attr("why"), attr("answered"))
 		case "resync is over":
 			line("is whole again; state %s", state(p))
-			w.tell("resynced")
+			w.record("resynced")
 		case "messages were lost between the log and the index; the log is read again":
-			w.tell("reread from %s", attr("from"))
+			w.record("reread from %s", attr("from"))
 		case "the bucket of snapshots was gone; it is made anew":
-			w.tell("snapshot bucket recreated")
+			w.record("snapshot bucket recreated")
 		}
 	})
 }
@@ -120,7 +120,7 @@ var unstable = []struct {
 	by string
 }{
 	{regexp.MustCompile(`epoch changed from \S+Z to \S+Z, which has \d+ to \d+`),
-		"epoch changed from E1 to E2, which has what was said since"},
+		"epoch changed from E1 to E2, with the messages since then"},
 	{regexp.MustCompile(`(at|before|is|beyond|message|sequence|wanted|was applied, the stream ends at) \d+`), "$1 N"},
 	{regexp.MustCompile(`regressed: \d+`), "regressed: N"},
 	{regexp.MustCompile(`; lost: $`), ""},
@@ -149,6 +149,6 @@ func (w *site) compareTranscript(name string) {
 	want, err := os.ReadFile(path)
 	w.must(err)
 	if string(want) != got {
-		w.Errorf("this was done and told; %s has something else (-update writes it anew):\n%s", path, got)
+		w.Errorf("these actions and events differ from %s (-update writes the file):\n%s", path, got)
 	}
 }

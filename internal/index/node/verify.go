@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Replicas of a partition are compared by checksums of their ranks at one sequence of the log. While events flow, no
-// two replicas are at the same sequence at the same time. So each replica receives a request for a later sequence, and
-// computes the checksum between that message and the next.
+// Replicas of a partition are compared by checksums of the ranks at one sequence of the log. While events flow, no two
+// replicas are at the same sequence at the same time. So every replica receives a request for a later sequence, and
+// computes the checksum between the requested message and the next.
 
 // verifyWait limits the wait for a log position.
 const verifyWait = time.Second
@@ -24,8 +24,8 @@ type checksumRequest struct {
 	done chan struct{} // closed once sum is set
 }
 
-// RequestChecksum requests the checksum of a partition at a later position. It returns false if the position is already
-// applied.
+// RequestChecksum requests the checksum of a partition at a later position. RequestChecksum returns false if the
+// position is already applied.
 func (m *Machine) RequestChecksum(p events.Partition, k *checksumRequest) bool {
 	part := m.parts[p]
 	if m.Applied(p) >= k.seq {
@@ -35,7 +35,7 @@ func (m *Machine) RequestChecksum(p events.Partition, k *checksumRequest) bool {
 	return true
 }
 
-// CancelChecksum removes a request before its position is reached.
+// CancelChecksum removes a request before the position is reached.
 func (m *Machine) CancelChecksum(p events.Partition, k *checksumRequest) {
 	part := m.parts[p]
 	part.checksums = slices.DeleteFunc(part.checksums, func(r *checksumRequest) bool { return r == k })
@@ -55,9 +55,9 @@ func (m *Machine) reached(part *replica, seq events.StreamSeq) {
 }
 
 // Verify returns Status with a checksum of each partition at the status's log position; replicas at the same position
-// have equal checksums. For a partition in at, the checksum is for that position if the node reaches it within a second
-// and has not passed it; otherwise for the present one. The computation visits every held block and delays events, but
-// not queries.
+// have equal checksums. For a partition in at, the checksum is for the given position if the node reaches the position
+// within a second and is not beyond; otherwise for the present position. The computation visits every held block and
+// delays events, but not queries.
 func (n *Node) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
 	for _, want := range at {
 		if int(want.Partition) >= len(n.parts) {

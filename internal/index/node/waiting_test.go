@@ -18,7 +18,7 @@ func TestWaitingPhrase(t *testing.T) {
 		return s
 	}
 	if said := waitingPhrase([]control.Shim{waiting("", 0)}); said != "" {
-		t.Errorf("of one that does not wait: %q", said)
+		t.Errorf("of a shim that does not wait: %q", said)
 	}
 	got := waitingPhrase([]control.Shim{waiting("x", time.Minute), waiting("", 0), waiting("x", 0)})
 	if want := "2 of 3 shims wait, w-x/0 since 2026-01-02T03:04:05Z: no room; what to do: make some"; got != want {

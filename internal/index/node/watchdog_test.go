@@ -46,12 +46,12 @@ func (w *site) newest() *snapshot.Manifest {
 
 func TestStreamRecreatedUnderALiveNode(t *testing.T) {
 	w := twoGenerations(t)
-	w.say("the stream is deleted, and made again")
+	w.act("the stream is deleted, and made again")
 	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
 	w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
 	// The engine sends no more events: only a request makes its shim repeat its blocks.
 	s := w.awaitAfter("resynced")
-	w.expect("unfit: epoch changed", "asked: resync needed: epoch changed")
+	w.expect("unfit: epoch changed", "requested: resync needed: epoch changed")
 	if s.Resyncs.Asked < minRounds || s.Resyncs.Ended != 1 || s.Snapshots.Rejected["other_epoch"] != 2 {
 		t.Errorf("counted %+v, %+v", s.Resyncs, s.Snapshots)
 	}
@@ -59,11 +59,11 @@ func TestStreamRecreatedUnderALiveNode(t *testing.T) {
 	w.awaitAll()
 	w.snapshot()
 	w.forget()
-	w.say("the node stops")
+	w.act("the node stops")
 	w.restart()
 	w.awaitAll()
 	w.expect("1 ranks, lost \"\"")
-	w.expectNot("asked")
+	w.expectNot("requested")
 	w.compareTranscript("stream-made-anew")
 }
 
@@ -76,7 +76,7 @@ func TestStreamDeletedUnderALiveNode(t *testing.T) {
 	w.startShim()
 	w.grow(3)
 	w.awaitAll()
-	w.say("the stream is deleted")
+	w.act("the stream is deleted")
 	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
 	w.awaitAfter("resynced")
 	w.expect("unfit: epoch changed")
@@ -110,13 +110,13 @@ func TestSnapshotBucketDeletedUnderALiveNode(t *testing.T) {
 			deadline := time.Now().Add(patience)
 			for _, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0)); err != nil; {
 				if time.Now().After(deadline) {
-					t.Fatalf("there is no snapshot: %v\n%s", err, w.heard())
+					t.Fatalf("there is no snapshot: %v\n%s", err, w.recorded())
 				}
 				time.Sleep(10 * time.Millisecond)
 				_, err = w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
 			}
-			if told := strings.Contains(w.heard(), "snapshot bucket recreated"); told != mends {
-				t.Errorf("told:\n%s", w.heard())
+			if logged := strings.Contains(w.recorded(), "snapshot bucket recreated"); logged != mends {
+				t.Errorf("events:\n%s", w.recorded())
 			}
 			w.forget()
 			w.restart()
@@ -129,12 +129,12 @@ func TestSnapshotBucketDeletedUnderALiveNode(t *testing.T) {
 	}
 }
 
-// awaitTold waits until an event is logged.
-func (w *site) awaitTold(word string) {
+// awaitEvent waits until an event is logged.
+func (w *site) awaitEvent(word string) {
 	w.Helper()
-	for deadline := time.Now().Add(patience); !strings.Contains(w.heard(), word); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !strings.Contains(w.recorded(), word); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.Fatalf("nothing was told of %q:\n%s", word, w.heard())
+			w.Fatalf("no event with %q:\n%s", word, w.recorded())
 		}
 	}
 }
@@ -142,7 +142,7 @@ func (w *site) awaitTold(word string) {
 // awaitAfter is awaitAll after an event.
 func (w *site) awaitAfter(word string) *api.Status {
 	w.Helper()
-	w.awaitTold(word)
+	w.awaitEvent(word)
 	return w.awaitAll()
 }
 
@@ -153,7 +153,7 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 	w.grow(3)
 	w.awaitAll()
 	w.snapshot()
-	w.say("the node stops")
+	w.act("the node stops")
 	w.stopNode()
 	w.grow(3)
 	last := w.awaitLog(2)
@@ -161,7 +161,7 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 	w.start()
 	s := w.awaitAfter("resynced")
 	w.expect("rejected: log_truncated", fmt.Sprintf(
-		"asked: resync needed: the messages of the log before %d are gone, and no snapshot replaces them", last+1))
+		"requested: resync needed: the messages of the log before %d are gone, and no snapshot replaces them", last+1))
 	if s.Snapshots.Rejected["log_truncated"] != 1 {
 		t.Errorf("counted %+v", s.Snapshots)
 	}
@@ -202,13 +202,13 @@ func TestServerRestoredFromAnOlderCopy(t *testing.T) {
 	w.grow(1)
 	w.awaitAll()
 
-	w.say("the server comes back with a copy of its files from before the last 4 blocks")
+	w.act("the server comes back with a copy of its files from before the last 4 blocks")
 	w.server.Stop()
 	w.must(os.RemoveAll(w.dir))
 	w.must(os.CopyFS(w.dir, os.DirFS(old)))
 	w.startServer()
 	w.awaitAfter("resynced")
-	w.expect("unfit: regressed", "asked: resync needed: regressed")
+	w.expect("unfit: regressed", "requested: resync needed: regressed")
 	w.grow(1)
 	w.awaitAll()
 	w.compareTranscript("server-restored-from-an-older-copy")
@@ -233,7 +233,7 @@ func TestCorruptChunkSendsToTheOlderGeneration(t *testing.T) {
 	w.start()
 	s := w.awaitAll()
 	w.expect("rejected: corrupt_chunk", fresh, fmt.Sprintf("restored at %d, 1 ranks", newest.Previous.Seq))
-	w.expectNot("asked")
+	w.expectNot("requested")
 	if s.Snapshots.Rejected["corrupt_chunk"] != 1 || s.Partitions[0].RestoredFrom != newest.Previous.Seq {
 		t.Errorf("counted %+v; %+v", s.Snapshots, s.Partitions[0])
 	}
@@ -271,7 +271,7 @@ func (w *site) allUsable() {
 	}
 }
 
-func TestManifestThatCannotBeRead(t *testing.T) {
+func TestUnreadableManifest(t *testing.T) {
 	w := twoGenerations(t)
 	w.stopNode()
 	entry, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
@@ -365,7 +365,7 @@ func (w *site) awaitPartial() {
 			return
 		}
 		if time.Now().After(deadline) {
-			w.Fatalf("status %+v; told:\n%s", s, w.heard())
+			w.Fatalf("status %+v; events:\n%s", s, w.recorded())
 		}
 	}
 }
@@ -374,15 +374,15 @@ func (w *site) awaitPartial() {
 // blocks.
 func TestRankSeenInItsMiddle(t *testing.T) {
 	w := seenInItsMiddle(t)
-	w.awaitTold("asked: resync needed: events of 1 ranks") // the lost beginning of the log is resolved
+	w.awaitEvent("requested: resync needed: events of 1 ranks") // the lost beginning of the log is resolved
 	w.awaitPartial()
 	w.snapshot()
-	w.say("the node stops")
+	w.act("the node stops")
 	w.stopNode()
 	w.forget()
 	w.start()
 	w.awaitPartial()
-	w.awaitTold("asked: ")
+	w.awaitEvent("requested: ")
 	w.expect("1 ranks, lost \"\"")
 	w.startShim()
 	w.awaitAfter("resynced")
@@ -397,7 +397,7 @@ func TestForgottenByAnOperator(t *testing.T) {
 	key := events.RankKey{Instance: "w1"}
 	if _, err := shim.Forget(w.ctx, w.ns, events.RankKey{Instance: "w1", Rank: 7}, false); !errors.Is(err,
 		shim.ErrUnknown) {
-		t.Fatalf("a rank that nobody knows: %v", err)
+		t.Fatalf("an unknown rank: %v", err)
 	}
 	ranks, err := shim.RanksOf(w.ctx, w.ns, "w1")
 	if err != nil || len(ranks) != 1 || ranks[0] != 0 {
@@ -419,7 +419,7 @@ func TestForgottenByAnOperator(t *testing.T) {
 				return
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("status %+v; workers %+v; told:\n%s", s, list, w.heard())
+				t.Fatalf("status %+v; workers %+v; events:\n%s", s, list, w.recorded())
 			}
 		}
 	}
@@ -481,7 +481,7 @@ func TestSnapshotsAreDue(t *testing.T) {
 			w.must(err)
 			time.Sleep(3 * saveTick)
 			if now, err := w.node.Status(w.ctx); err != nil || now.Snapshots.Written != s.Snapshots.Written {
-				t.Fatalf("%d snapshots of what did not change, %v", now.Snapshots.Written-s.Snapshots.Written, err)
+				t.Fatalf("%d snapshots without a change, %v", now.Snapshots.Written-s.Snapshots.Written, err)
 			}
 			w.grow(10)
 			w.awaitAll()
@@ -580,7 +580,7 @@ func TestChecksums(t *testing.T) {
 			w.must(err)
 			d := s.Partitions[0]
 			if d.Seq > info.Last || len(d.Checksum) != 16 {
-				t.Fatalf("%+v of a log that ends at %d", d, info.Last)
+				t.Fatalf("%+v of a log with the end at %d", d, info.Last)
 			}
 			if d.Seq == info.Last { // otherwise the shim has written meanwhile
 				return d.Checksum
@@ -624,7 +624,7 @@ func TestChecksums(t *testing.T) {
 	if now := taken(); !now.SnapshotTime.Equal(before.SnapshotTime) || before.SnapshotTime.IsZero() ||
 		now.SnapshotSize != before.SnapshotSize ||
 		before.SnapshotSize == 0 || now.SnapshotSeq != before.SnapshotSeq {
-		t.Fatalf("after a restart the snapshot is that of %+v, before %+v", now, before)
+		t.Fatalf("after a restart the snapshot has %+v, before %+v", now, before)
 	}
 }
 

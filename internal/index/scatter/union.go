@@ -72,7 +72,7 @@ func (u *Union) Answer(missing []events.Partition) (*api.Answer, error) {
 	case len(u.sizes) > 1:
 		slices.Sort(u.sizes)
 		return nil, api.Errorf(api.CodeBlockSizeMismatch,
-			"workers serve %q with different block sizes: %s; the query must name one",
+			"workers serve %q with different block sizes: %s; the query must name a size",
 			u.query.Model, strings.Trim(strings.Join(strings.Fields(fmt.Sprint(u.sizes)), ", "), "[]"))
 	case u.mismatch != nil && u.query.BlockSize == 0, u.mismatch != nil && len(u.sizes) == 0 && len(missing) == 0:
 		return nil, api.Errorf(u.mismatch.Code, "%s", u.mismatch.Message)

@@ -157,7 +157,7 @@ func (c *caller) handle(ctx context.Context, m zmtp.Message) error {
 		}
 	case zmtp.Data:
 		if len(m.Frames) != 3 || len(m.Frames[1]) != 8 {
-			c.stray.WarnTo(c.log, "a message that is no engine's event message; is this the right port?", "from",
+			c.stray.WarnTo(c.log, "received a message that is no engine event; check the port", "from",
 				c.peer.Remote, "frames", len(m.Frames))
 			return nil
 		}

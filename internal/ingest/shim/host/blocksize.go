@@ -13,8 +13,8 @@ import (
 )
 
 // A block size from an engine's HTTP API may be nominal: vLLM before 0.32 does not count context parallelism, so the
-// blocks of its events have a multiple of the size. The first block stored on the device decides. Until then the size
-// is not registered for the model, so an operator never needs to remove a wrong size.
+// blocks of its events have a multiple of the size. The first block stored on the device decides. Until then the model
+// has no registered size, so an operator never needs to remove a wrong size.
 
 // sizeError ends a run: the engine's blocks have another size than the nominal size.
 type sizeError struct{ size uint32 }
@@ -34,8 +34,8 @@ func (p *sizeProof) report(size uint32) {
 	}
 }
 
-// run registers the nominal size when the first block confirms it. It returns a *sizeError if the block has a multiple
-// of the nominal size, and an error if the model is registered with another size.
+// run registers the nominal size when the first block has the same size. run returns a *sizeError if the block has a
+// multiple of the nominal size, and an error if the model is registered with another size.
 func (p *sizeProof) run(ctx context.Context, s *Shim, ns *jetstream.Namespace) error {
 	select {
 	case <-ctx.Done():
@@ -48,7 +48,7 @@ func (p *sizeProof) run(ctx context.Context, s *Shim, ns *jetstream.Namespace) e
 	return IgnoreEnd(ctx, s.registerProven(ctx, ns))
 }
 
-// look reports the nominal size if an event was decoded with it.
+// look reports the nominal size if an event was decoded with this size.
 func (p *sizeProof) look(list []events.Event, nominal uint32) {
 	for i := range list {
 		if e := &list[i]; e.Kind == events.Stored && e.Tier == events.Device && len(e.Locals) > 0 {
@@ -58,8 +58,8 @@ func (p *sizeProof) look(list []events.Event, nominal uint32) {
 	}
 }
 
-// nominalSize prepares a run with a nominal block size. A multiple of it that is registered for the model replaces it.
-// It reports whether the first block decides.
+// nominalSize prepares a run with a nominal block size. A registered multiple of the nominal size replaces the nominal
+// size. undecided means that the first block decides.
 func (s *Shim) nominalSize(ctx context.Context, ns *jetstream.Namespace) (undecided bool, err error) {
 	m, err := ns.Model(ctx, s.Model)
 	switch {
@@ -86,7 +86,8 @@ func (s *Shim) registerProven(ctx context.Context, ns *jetstream.Namespace) erro
 	}
 }
 
-// otherSize adds the remedy to the error of a model that is registered with another block size.
+// otherSize adds the remedy to the error of a model whose registered block size differs.
 func otherSize(err error, model string) error {
-	return fmt.Errorf("%w; if no worker has that size any more: indexer forget --model %s", err, escape.Shell(model))
+	return fmt.Errorf("%w; if no worker has the registered size any more: indexer forget --model %s", err,
+		escape.Shell(model))
 }

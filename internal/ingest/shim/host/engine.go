@@ -23,20 +23,20 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Shim runs the shims of an engine's ranks. A copy of it with the settings of one rank runs the shim of that rank.
+// Shim runs the shims of an engine's ranks. A copy with the settings of a rank runs the shim of the rank.
 type Shim struct {
 	*Shared
 	Settings
 
-	// Process is done when all shims of the process must stop. Only contexts that end with ErrEngineGone need it.
+	// Process is done when all shims of the process must stop. Only contexts with the cause ErrEngineGone need Process.
 	Process context.Context
 
-	Messages shim.Receiver // of an engine that shares a socket with others; nil: the engine has its own
+	Messages shim.Receiver // of an engine behind a shared socket; nil: the engine has a socket
 
 	facts
 }
 
-// Shared is the state that all ranks of a process share.
+// Shared is the common state of all ranks of a process.
 type Shared struct {
 	Tracer     *tracing.Tracer
 	Reconnects Reconnects
@@ -50,7 +50,7 @@ type facts struct {
 	l3Passed        hicache.Passed
 	groups          []events.GroupSpec
 	loopbackEngine  bool         // EngineHTTP is on loopback, and contains the serving address
-	unnamedAdapters bool         // the engine serves adapters, and its events do not name them
+	unnamedAdapters bool         // the engine serves adapters, and the events omit adapter names
 	remote          bool         // the rank publishes its events on another host
 	engineSize      uint32       // block size of the engine's events; 0: unknown
 	proof           *sizeProof   // for a nominal BlockSize; nil: BlockSize is certain
@@ -58,11 +58,11 @@ type facts struct {
 	poll            *enginePoll  // polls the running engine; nil: no polling
 }
 
-// ErrEngineGone is the cause of a context whose end means that the engine is gone, as with a deleted pod.
+// ErrEngineGone is the cause of the end of a context if the engine is gone, for example with a deleted pod.
 var ErrEngineGone = errors.New("the engine is gone")
 
-// Run shims the engine until ctx ends, with the current settings of the engine. First it registers an engine on
-// loopback with the address of this host.
+// Run shims the engine until ctx ends, with the current settings of the engine. Run registers an engine on loopback
+// with the address of this host.
 func (s *Shim) Run(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
 	err := s.serveElsewhere(ctx, conn, log)
 	if err == nil {
@@ -77,20 +77,21 @@ func (s *Shim) RunOn(ctx context.Context, conn *jetstream.Conn, log *slog.Logger
 		err := s.runOnce(ctx, conn, log)
 		if other, is := errors.AsType[*sizeError](err); is {
 			s.engineSize = other.size
-			log.Warn("the blocks of the engine's events are larger than it reports over HTTP; their size is used", "model",
-				s.Model, "block_size", other.size)
+			log.Warn("the engine's events have larger blocks than the engine reports over HTTP; the size in the "+
+				"events is used", "model", s.Model, "block_size", other.size)
 			continue
 		}
 		if errors.Is(err, errOtherSettings) {
 			s.engineSize = 0
-			log.Warn("the engine came back with other settings; they are taken", "engine_http", s.EngineHTTP)
+			log.Warn("the engine has restarted with new settings; the shim uses the new settings", "engine_http",
+				s.EngineHTTP)
 			continue
 		}
 		return err
 	}
 }
 
-// runOnce shims the engine until ctx ends, or until the engine has other settings.
+// runOnce shims the engine until ctx ends, or until the engine has new settings.
 func (s *Shim) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
 	ranks, said, err := s.ranksToServe(ctx, log)
 	if err != nil {
@@ -140,7 +141,7 @@ func (s *Shim) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 			return one.serve(ctx, stop, ns, log)
 		})
 	}
-	all.Go(func() error { // after a stop, the end of the last rank ends the other goroutines
+	all.Go(func() error { // after a stop, the end of the last rank ends all goroutines
 		select {
 		case <-stop.Done():
 			serving.Wait()
@@ -152,7 +153,7 @@ func (s *Shim) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 	return all.Wait()
 }
 
-// shareFacts gives all ranks the block size and the facts for routers of the first rank, which has joined the
+// shareFacts gives all ranks the block size and the facts for routers of the first rank. The first rank has joined the
 // namespace.
 func shareFacts(ranks []*Shim) error {
 	first := ranks[0]
@@ -172,8 +173,8 @@ func shareFacts(ranks []*Shim) error {
 	return nil
 }
 
-// linger returns a context that ends --stop-wait after stop, so that the end of the engine is still recorded. It ends
-// at once if stop ends with ErrEngineGone, or when end is called.
+// linger returns a context with an end --stop-wait after stop, which leaves time to record the end of the engine. The
+// context ends at once if stop ends with ErrEngineGone, or when end is called.
 func (s *Shim) linger(stop context.Context, log *slog.Logger) (ctx context.Context, end context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stop))
 	forget := context.AfterFunc(stop, func() {
@@ -196,12 +197,12 @@ func (s *Shim) linger(stop context.Context, log *slog.Logger) (ctx context.Conte
 // LogPassed logs the unknown fields of --l3-config.
 func (s *Shim) LogPassed(log *slog.Logger) {
 	if len(s.l3Passed) > 0 {
-		log.Warn("--l3-config has unknown fields, which are passed over", "l3_config", s.L3Config, "fields", s.l3Passed,
+		log.Warn("unknown fields of --l3-config are ignored", "l3_config", s.L3Config, "fields", s.l3Passed,
 			"what_to_do", hicache.PassedRemedy)
 	}
 }
 
-// Join waits for the namespace and registers the model in it.
+// Join waits for the namespace and registers the model.
 func (s *Shim) Join(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) (*jetstream.Namespace, error) {
 	waiting := Limiter{Every: s.LogRepeat}
 	for {
@@ -215,11 +216,11 @@ func (s *Shim) Join(ctx context.Context, conn *jetstream.Conn, log *slog.Logger)
 		}
 		waiting.Do(func(n uint64) {
 			event, todo := "waiting for an indexer to create the namespace",
-				"start `indexer serve` on this NATS server, with --namespace "+s.Namespace
+				"start `indexer serve` on the same NATS server, with --namespace "+s.Namespace
 			switch {
 			case errors.Is(err, jetstream.ErrBadRecord):
-				event, todo = "waiting for the namespace's record, which cannot be read",
-					"start `indexer serve` with --restore-namespace on this NATS server"
+				event, todo = "waiting: the namespace's record is unreadable",
+					"start `indexer serve` with --restore-namespace on the same NATS server"
 			case errors.Is(err, jetstream.ErrUnavailable):
 				event, todo = natsauth.NoJetStream()
 			}
@@ -229,10 +230,10 @@ func (s *Shim) Join(ctx context.Context, conn *jetstream.Conn, log *slog.Logger)
 	}
 }
 
-// openPatience bounds one attempt to reach JetStream. A later attempt logs that the shim waits.
+// openPatience bounds one attempt to reach JetStream. A later attempt logs the wait.
 const openPatience = 5 * time.Second
 
-// open tries once to open the namespace and to register the model in it.
+// open tries once to open the namespace and to register the model.
 func (s *Shim) open(ctx context.Context, conn *jetstream.Conn) (*jetstream.Namespace, error) {
 	ctx, cancel := context.WithTimeout(ctx, openPatience)
 	defer cancel()
@@ -259,8 +260,8 @@ func servingAt(engineHTTP, host, port string) string {
 	return scheme + "://" + net.JoinHostPort(host, port)
 }
 
-// serveElsewhere registers an engine on loopback with the address from which this host reaches the NATS server. The
-// host's name is not used: the name of a pod, for example, has no record in DNS.
+// serveElsewhere registers an engine on loopback with the address of this host in the connection to the NATS server. A
+// host name may have no record in DNS, for example the name of a pod.
 func (s *Shim) serveElsewhere(ctx context.Context, conn *jetstream.Conn, log *slog.Logger) error {
 	if !s.loopbackEngine {
 		return nil
@@ -270,14 +271,14 @@ func (s *Shim) serveElsewhere(ctx context.Context, conn *jetstream.Conn, log *sl
 		return err
 	}
 	for {
-		if server := conn.NATS().ConnectedAddr(); server != "" { // it is empty between two connections
+		if server := conn.NATS().ConnectedAddr(); server != "" { // empty between two connections
 			host, err := dial.LocalAddress(server)
 			if err != nil {
-				return fmt.Errorf("find the address under which other hosts reach the engine (--serving-endpoint gives "+
+				return fmt.Errorf("find this host's address for clients of the engine (set --serving-endpoint to name "+
 					"it): %w", err)
 			}
 			s.spec.Endpoint = servingAt(s.EngineHTTP, host, asker.Port())
-			log.Info("the engine listens on loopback; it is registered with the address of this host", "endpoint",
+			log.Info("the engine listens on loopback; the registration has the address of this host", "endpoint",
 				s.spec.Endpoint)
 			return nil
 		}

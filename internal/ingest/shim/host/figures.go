@@ -10,9 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Figures count the events of all ranks of this process. They are safe for concurrent use.
+// Figures count the events of all ranks of this process. Figures are safe for concurrent use.
 type Figures struct {
-	QueueMost  int  // bytes of one rank
+	QueueMost  int  // bytes of a single rank
 	MayBeEmpty bool // the process is ready without a rank
 	Tracer     *tracing.Tracer
 
@@ -27,7 +27,7 @@ type rankFigures struct {
 	skipped events.SkipCounts
 	state   shim.State
 	refused bool
-	crowded uint64 // batches that the log has refused
+	crowded uint64 // batches refused by the log
 }
 
 // of calls change with the figures of a rank.
@@ -50,7 +50,7 @@ func (f *Figures) Foreign() {
 	f.past.counts.Foreign++
 }
 
-// end removes a rank. Its counts stay in the sum.
+// end removes a rank. The counts of the rank stay in the sum.
 func (f *Figures) end(w *watcher) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -60,7 +60,7 @@ func (f *Figures) end(w *watcher) {
 	}
 }
 
-// add adds the figures that only grow.
+// add adds the growing figures.
 func (r *rankFigures) add(o *rankFigures) {
 	a, b := &r.counts, &o.counts
 	a.Taken, a.Events, a.Blocks, a.Messages = a.Taken+b.Taken, a.Events+b.Events, a.Blocks+b.Blocks, a.Messages+b.Messages
@@ -79,7 +79,7 @@ func (r *rankFigures) add(o *rankFigures) {
 type Sum struct {
 	Ranks                 map[string]uint64 // by the engines' state: connected, silent, gone, asleep, unknown
 	CatchingUp, Refused   int               // ranks
-	QueueBytes, QueueMost int               // of events that wait for the log
+	QueueBytes, QueueMost int               // of events in the queue to the log
 
 	Messages, Events, Blocks, Published uint64
 
@@ -119,7 +119,7 @@ func (f *Figures) Sum() *Sum {
 	return out
 }
 
-// NotReady returns the reason why this process does not work now; empty: it works.
+// NotReady returns the reason why this process does not work. An empty reason means that the process works.
 func (f *Figures) NotReady() string {
 	sum := f.Sum()
 	n := uint64(0)
@@ -130,7 +130,7 @@ func (f *Figures) NotReady() string {
 	case n == 0 && !f.MayBeEmpty:
 		return "no rank is shimmed yet"
 	case sum.Refused > 0:
-		return fmt.Sprintf("the log does not take the events of %d of %d ranks; they wait", sum.Refused, n)
+		return fmt.Sprintf("the log does not accept the events of %d of %d ranks; the events wait", sum.Refused, n)
 	case sum.CatchingUp > 0:
 		return fmt.Sprintf("%d of %d ranks are catching up", sum.CatchingUp, n)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestFigures checks that the sum covers all ranks, and keeps the counts of earlier shims.
+// TestFigures checks the sum over all ranks, with the counts of ended shims.
 func TestFigures(t *testing.T) {
 	f := &Figures{QueueMost: 100}
 	is := func(want string) {
@@ -28,7 +28,7 @@ func TestFigures(t *testing.T) {
 		r.counts.Taken, r.queued, r.refused, r.skipped[0] = 10, 8, true, 3
 		r.state = shim.State{Engine: api.EngineSilent}
 	})
-	is("the log does not take the events of 1 of 2 ranks")
+	is("the log does not accept the events of 1 of 2 ranks")
 	got := f.Sum()
 	if got.Messages != 15 || got.QueueBytes != 15 || got.QueueMost != 200 || got.Ranks["connected"] != 1 ||
 		got.Ranks["silent"] != 1 || got.Incidents["gap"] != 1 || got.Skipped[events.Skip(0).String()] != 3 {

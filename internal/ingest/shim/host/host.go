@@ -15,7 +15,8 @@ import (
 type Rank struct {
 	Record registry.Record // the record for the registration
 
-	// Decoder reads the engine's messages. nil: Config.Decoder reads them, or Config.Feed has decoded frames.
+	// Decoder reads the engine's messages. nil means that Config.Decoder reads the messages, or that Config.Feed has
+	// decoded frames.
 	Decoder *events.Decoder
 
 	// Config has the addresses of the engine and the limits of the shim. Run sets Identity, Log, Control, Keep and
@@ -27,22 +28,22 @@ type Rank struct {
 type Env struct {
 	Namespace *jetstream.Namespace
 
-	// Claim checks that no other shim serves the rank. It returns no server if no request can reach this shim. nil:
+	// Claim excludes a second shim of the rank. Claim returns no server if no request can reach this shim. nil:
 	// [shim.Claim], which does not wait.
 	Claim func(ctx context.Context) (*shim.ControlServer, error)
 
-	Reconnects *Reconnects // renews the lease when NATS is back; nil: the lease is renewed when it is due
+	Reconnects *Reconnects // renews the lease when NATS is back; nil: at the due time only
 	Observer   Observer    // nil: [Unobserved]
 
-	// Prepared, if not nil, is called before the shim runs. It may change the shim's settings.
+	// Prepared, if not nil, is called before the shim runs. Prepared may change the shim's settings.
 	Prepared func(*shim.Report, *shim.Config)
 
 	// Ended, if not nil, is called with the result of the shim while the rank is still claimed.
 	Ended func(error)
 }
 
-// Observer receives the events of a rank, after its report. Its methods must not block. The goroutines of [shim.Run]
-// call them. Run does not call LogFailed, but Refused.
+// Observer receives the events of a rank, after the report. The methods must not block. The goroutines of [shim.Run]
+// call the methods. Run calls Refused in place of LogFailed.
 type Observer interface {
 	shim.Observer
 	registry.LeaseObserver
@@ -50,26 +51,26 @@ type Observer interface {
 	// Examine returns the decoder to use in place of an examiner, or the examiner.
 	Examine(*shim.Examiner) shim.Decoder
 
-	// Found is called when the engine's format is known.
+	// Found is called when the shim has detected the engine's format.
 	Found(e events.Engine, why string)
 
-	// Unusable is called when the engine's blocks have another size than the rank's, and with nil when they no longer
-	// have. It returns the remedy. skip keeps the finding out of the report.
+	// Unusable is called with an error when the sizes of the engine's blocks and of the rank differ, and with nil when
+	// the sizes are equal again. Unusable returns the remedy. skip keeps the finding out of the report.
 	Unusable(err error, size uint32) (remedy string, skip bool)
 
 	// OtherRank is called when the engine names another rank; see [shim.Examiner].
 	OtherRank(rank events.Rank, skipped bool)
 
-	// Denied is called if the NATS server does not permit the lease. It reports whether the rank goes without a lease;
-	// otherwise the error ends Run.
+	// Denied is called if the NATS server does not permit the lease. The result true lets the rank run without a lease.
+	// With false, the error ends Run.
 	Denied(error) bool
 
-	Refused(err error, first bool)   // the log takes no events; first: it did before
-	Crowded(err error, changed bool) // the log refuses batches, or (nil) accepts them; changed: the record differs
-	LogResumed()                     // the log takes events again; called before Stepped
+	Refused(err error, first bool)   // the log accepts no events; first: the log did before
+	Crowded(err error, changed bool) // the log refuses batches, or (nil) accepts batches; changed: the record differs
+	LogResumed()                     // the log accepts events again; called before Stepped
 }
 
-// Unobserved ignores all events. Types embed it to implement a part of [Observer].
+// Unobserved ignores all events. Types embed Unobserved to implement a part of [Observer].
 type Unobserved struct {
 	shim.Unobserved
 	registry.UnobservedLease
@@ -135,7 +136,7 @@ func Run(ctx context.Context, r Rank, env Env) error {
 	return err
 }
 
-// examiner returns the decoder whose findings are reported.
+// examiner returns a decoder with reports of findings.
 func examiner(d *events.Decoder, report *shim.Report, o Observer) *shim.Examiner {
 	return &shim.Examiner{
 		Decoder: d,
@@ -152,7 +153,7 @@ func examiner(d *events.Decoder, report *shim.Report, o Observer) *shim.Examiner
 	}
 }
 
-// reporting enters the events of a shim into its report, and passes them to the observer.
+// reporting enters the events of a shim into the report, and calls the observer.
 type reporting struct {
 	Observer
 	report *shim.Report

@@ -33,10 +33,11 @@ func (s *Shim) asker() (*enginehttp.Asker, error) {
 	return a, nil
 }
 
-// askEvery is the pause between two requests to an engine that is absent or not ready.
+// askEvery is the pause between two requests to an absent or starting engine.
 const askEvery = time.Second
 
-// ranksToServe returns a shim for each rank, from the settings and from the engine's API, for which it waits.
+// ranksToServe returns a shim for each rank, from the settings and from the engine's API. ranksToServe waits for the
+// API.
 func (s *Shim) ranksToServe(ctx context.Context, log *slog.Logger) (list []*Shim, said enginehttp.Engine,
 	err error) {
 	if s.EngineHTTP == "" {
@@ -53,18 +54,18 @@ func (s *Shim) ranksToServe(ctx context.Context, log *slog.Logger) (list []*Shim
 		if !errors.Is(err, enginehttp.ErrNotReady) || ctx.Err() != nil {
 			break
 		}
-		waiting.WarnTo(log, "waiting for the engine to say how it publishes", "engine_http", s.EngineHTTP, "error", err,
-			"what_to_do", "see that the engine runs, and that this is where it serves its API")
+		waiting.WarnTo(log, "waiting for the engine's settings over HTTP", "engine_http", s.EngineHTTP, "error", err,
+			"what_to_do", "check that the engine runs and serves the API at this address")
 		loop.Wait(ctx, askEvery)
 	}
 	if err != nil {
 		return nil, said, fmt.Errorf("--engine-http %s: %w", s.EngineHTTP, err)
 	}
-	log.Info("the engine says how it publishes", "engine", said.Kind, "version", said.Version,
+	log.Info("read the engine's settings over HTTP", "engine", said.Kind, "version", said.Version,
 		"model", said.Model, "block_size", said.BlockSize, "ranks", len(said.Ranks),
 		"total_kv_blocks", said.TotalKVBlocks, "max_num_batched_tokens", said.MaxBatchedTokens)
 	if said.UnnamedAdapters {
-		log.Error("the engine's events do not name adapters: its blocks are skipped, and nothing of it is found",
+		log.Error("the engine's events do not name adapters: all blocks are skipped, and no query finds this engine",
 			"engine", said.Kind, "version", said.Version, "what_to_do", enginehttp.NameAdapters)
 	}
 	list, err = s.filledIn(ctx, said, asker, log)
@@ -109,13 +110,14 @@ func (s *Shim) filledIn(ctx context.Context, said enginehttp.Engine, asker *engi
 	switch {
 	case all.Engine == "" && said.Ranks == nil:
 		return nil,
-			usage.Errorf("%s does not say over HTTP where it publishes events (vLLM 0.32 is the first that does): "+
-				"give --engine, and --replay if it has a replay_endpoint", name)
+			usage.Errorf("%s does not report the endpoint of events over HTTP (vLLM reports the endpoint from 0.32 "+
+				"on): "+
+				"give --engine, and --replay if the engine has a replay_endpoint", name)
 	case all.Model == "":
-		return nil, usage.Errorf("%s does not say over HTTP which model it serves: give --model", name)
+		return nil, usage.Errorf("%s does not report the served model over HTTP: give --model", name)
 	case all.BlockSize == 0:
-		return nil, usage.Errorf("%s does not say over HTTP how many tokens are in a block "+
-			"(vLLM does in /metrics, unless that is switched off): give --block-size", name)
+		return nil, usage.Errorf("%s does not report the block size over HTTP "+
+			"(vLLM reports the size in /metrics, if enabled): give --block-size", name)
 	case all.Engine != "":
 		list, err = all.bySettings()
 	default:
@@ -146,7 +148,7 @@ func (s *Shim) at(ctx context.Context, rank enginehttp.Rank) *Shim {
 	return &one
 }
 
-// instanceName returns the default name of a worker: HOST:PORT of its API, with this host's name in place of loopback.
+// instanceName returns the default name of a worker: HOST:PORT of the API, with this host's name in place of loopback.
 func instanceName(asker *enginehttp.Asker) string {
 	host := asker.Host()
 	if isLoopback(host) {
@@ -157,19 +159,20 @@ func instanceName(asker *enginehttp.Asker) string {
 	return net.JoinHostPort(host, asker.Port())
 }
 
-// isLoopback reports whether other hosts cannot connect to host: localhost, a loopback address, or an unspecified one.
+// isLoopback reports whether other hosts cannot connect to host: localhost, a loopback address, or an unspecified
+// address.
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return strings.EqualFold(strings.TrimSuffix(host, "."), "localhost") ||
 		ip != nil && (ip.IsLoopback() || ip.IsUnspecified())
 }
 
-// errOtherSettings ends a run: the engine has returned with other settings.
-var errOtherSettings = errors.New("the engine has other settings now")
+// errOtherSettings ends a run: the engine has restarted with new settings.
+var errOtherSettings = errors.New("the engine has new settings")
 
-// engineWatch compares the settings of an engine that has returned with the earlier settings.
+// engineWatch compares the settings of a restarted engine with the earlier settings.
 type engineWatch struct {
-	away  atomic.Int32  // ranks without a connection to their engine
+	away  atomic.Int32  // ranks without a connection to the engine
 	again chan struct{} // the state of a rank's engine has changed
 }
 
@@ -187,7 +190,7 @@ func (w *engineWatch) changed(before, now api.EngineState) {
 	loop.Wake(w.again)
 }
 
-// run reads the engine's settings after each change, and repeatedly while a rank has no connection. It returns
+// run reads the engine's settings after each change, and repeatedly while a rank has no connection. run returns
 // errOtherSettings if the settings have changed.
 func (w *engineWatch) run(ctx context.Context, asker *enginehttp.Asker, was enginehttp.Engine) error {
 	was.Version, was.Names = "", enginehttp.Names{}

@@ -18,7 +18,7 @@ func (w *watcher) Reset() {
 	w.groups = hicache.Observed{}
 }
 
-// learnGroups registers the store with the KV-cache groups that events announce, if --l3-config leaves them open.
+// learnGroups registers the store with the KV-cache groups of the events, if --l3-config lists no groups.
 func (w *watcher) learnGroups(list []events.Event) {
 	if w.cfg.l3 == nil || !w.cfg.l3.Open() || w.report == nil {
 		return
@@ -32,14 +32,13 @@ func (w *watcher) learnGroups(list []events.Event) {
 	}
 	if c, usable := w.groups.Config(w.cfg.l3, w.cfg.BlockSize); usable {
 		w.report.SetStore(&c)
-		w.log.Info("the shared store is registered with the groups that the engine announced", "groups", len(c.VLLM.Groups),
-			"last", fmt.Sprintf("%+v", c.VLLM.Groups[len(c.VLLM.Groups)-1]))
+		w.log.Info("the shared store is registered with the groups of the engine's events", "groups",
+			len(c.VLLM.Groups), "last", fmt.Sprintf("%+v", c.VLLM.Groups[len(c.VLLM.Groups)-1]))
 	}
 }
 
-// learnStore completes a configuration of SGLang's store with facts of the engine that the configuration leaves open:
-// release, name of the model, objects of a page, and the limit of loads ahead. It returns any other configuration
-// unchanged.
+// learnStore completes a configuration of SGLang's store with missing facts of the engine: release, name of the model,
+// objects of a page, and the limit of loads ahead. Configurations of further stores stay unchanged.
 func learnStore(c *hicache.Config, said enginehttp.Engine, log *slog.Logger) *hicache.Config {
 	if c == nil || c.SGLang == nil || said.Store == nil {
 		return c
@@ -57,12 +56,12 @@ func learnStore(c *hicache.Config, said enginehttp.Engine, log *slog.Logger) *hi
 		}
 		if err != nil {
 			log.Warn("the engine's list of a page's objects in the shared store is not used", "error", err, "what_to_do",
-				"correct --l3-config where it contradicts the engine; until then l3 of this worker is an upper bound")
+				"correct the contradicting fields of --l3-config; until then l3 of this worker is an upper bound")
 			s.ObjectLayout = nil
 		}
 	}
 	if err := learned.Check(); err != nil {
-		log.Warn("what the engine says of its shared store contradicts --l3-config and is not used", "error", err,
+		log.Warn("the engine's report of the shared store contradicts --l3-config and is ignored", "error", err,
 			"what_to_do", "correct --l3-config")
 		return c
 	}
@@ -70,7 +69,7 @@ func learnStore(c *hicache.Config, said enginehttp.Engine, log *slog.Logger) *hi
 	if l := s.ObjectLayout; l != nil {
 		reason = l.Reason
 	}
-	log.Info("the engine says how it uses the shared store", "version", s.EngineVersion, "objects_listed",
+	log.Info("read the engine's use of the shared store", "version", s.EngineVersion, "objects_listed",
 		s.Listed(), "not_listed_because", reason, "prefetch_capacity_limit", s.PrefetchCapacity)
 	return learned
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Limiter bounds the rate of the log lines about one event. The zero value sets no bound. It is safe for concurrent
-// use.
+// Limiter bounds the rate of the log lines about an event. The zero value sets no bound. A Limiter is safe for
+// concurrent use.
 type Limiter struct {
 	Every time.Duration // least time between two lines
 
@@ -16,7 +16,7 @@ type Limiter struct {
 	count atomic.Uint64
 }
 
-// Do calls log with the number of events since the last call of log, unless that call was less than Every ago.
+// Do calls log with the number of events since the last call of log, unless the last call was less than Every ago.
 func (l *Limiter) Do(log func(times uint64)) {
 	n := l.count.Add(1)
 	now, last := time.Now().UnixNano(), l.last.Load()

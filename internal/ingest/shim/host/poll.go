@@ -16,8 +16,8 @@ import (
 // namesEvery is the number of sleep checks per check of the engine's names.
 const namesEvery = 5
 
-// enginePoll reads changes of a running engine over HTTP that are not in the engine's events: sleep, LoRA adapters and
-// accepted names.
+// enginePoll reads changes of a running engine over HTTP. The engine's events omit such changes: sleep, LoRA adapters
+// and accepted names.
 type enginePoll struct {
 	cfg   *Shim
 	model string
@@ -93,13 +93,14 @@ func (p *enginePoll) checkNames(ctx context.Context) {
 	}
 	p.names = now
 	names, adapters := p.cfg.namesOf(now, p.model)
-	p.log.Info("the engine serves other names now", "model", p.model, "names", names, "lora_adapters", adapters)
+	p.log.Info("the names of the engine's models have changed", "model", p.model, "names", names, "lora_adapters",
+		adapters)
 	left := 0
 	for rank := range p.ranks {
 		left = rank.report.SetNames(names, adapters)
 	}
 	if left > 0 {
-		p.log.Warn("names of the engine are left out: they are too long, or too many", "names", left)
+		p.log.Warn("names of the engine are left out: too long, or too many", "names", left)
 	}
 }
 

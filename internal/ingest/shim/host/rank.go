@@ -28,9 +28,9 @@ func NewDecoder(source string, blockSize uint32, groups []events.GroupSpec, stor
 }
 
 // RunRank runs the shim of the rank with the given sockets or feed, until ctx ends or the shim cannot go on. The log,
-// the lease and the figures of the process contain its state. stop is the request to stop, which ends before ctx or is
-// ctx. The end of a feed leaves the lease as it is: the source may come back. begin is called before the shim runs, and
-// returns a function that is called after it; nil: none.
+// the lease and the figures of the process contain the state. stop is the request to stop: ctx, or a context that ends
+// before ctx. The end of a feed leaves the lease unchanged, since the source may come back. begin is called before the
+// shim runs, and returns a function to call afterwards. nil means none.
 func (s *Shim) RunRank(ctx, stop context.Context, ns *jetstream.Namespace, r Rank, log *slog.Logger,
 	begin func(*shim.Report, *shim.Config) (end func())) error {
 	w := newWatcher(s, log)
@@ -70,7 +70,7 @@ func (s *Shim) serve(ctx, stop context.Context, ns *jetstream.Namespace, log *sl
 		return err
 	}
 	serving := ""
-	if s.Messages == nil { // the engines that share a shim would need too many connections
+	if s.Messages == nil { // the engines of a shared shim would need too many connections
 		serving, _ = dial.ServingAddress(s.spec.Endpoint)
 	}
 	return s.RunRank(ctx, stop, ns, Rank{Decoder: decoder, Config: shim.Config{
@@ -88,8 +88,8 @@ func (s *Shim) serve(ctx, stop context.Context, ns *jetstream.Namespace, log *sl
 	})
 }
 
-// ServeMessages serves the rank of an engine whose messages arrive at a shared socket, until ctx ends. learned means
-// that an event contained the block size: then a registered block size of the model has priority.
+// ServeMessages serves the rank of an engine behind a shared socket, until ctx ends. learned means that an event
+// contained the block size. Then a registered block size of the model has priority.
 func (s *Shim) ServeMessages(ctx context.Context, ns *jetstream.Namespace, messages shim.Receiver, learned bool,
 	log *slog.Logger) error {
 	one := *s
@@ -115,10 +115,10 @@ func (s *Shim) record(log *slog.Logger) registry.Record {
 	case l3 == nil:
 	case l3.Open():
 		l3 = nil
-		log.Info("the shared store is registered when the engine has announced its KV-cache groups")
+		log.Info("the shared store is registered after the first event with KV-cache groups")
 	default:
 		if why := l3.Usable(s.BlockSize); why != "" {
-			log.Warn("nothing of the shared store can be credited to this worker", "why", why)
+			log.Warn("the shared store adds no blocks to this worker", "why", why)
 		}
 	}
 	return registry.Record{
@@ -127,8 +127,8 @@ func (s *Shim) record(log *slog.Logger) registry.Record {
 	}
 }
 
-// claim reserves the rank for this shim. It waits up to --claim-wait, since a predecessor may be draining. It returns
-// nil if the NATS server permits no control subjects. Then the log alone separates two shims of a rank, and indexers
+// claim reserves the rank for this shim. It waits up to --claim-wait, since a predecessor may be draining. claim
+// returns nil if the NATS server permits no control subjects. Then only the log excludes a second shim, and indexers
 // cannot request the engine's events again.
 func (s *Shim) claim(ctx context.Context, ns *jetstream.Namespace, log *slog.Logger) (*shim.ControlServer, error) {
 	waiting := Limiter{Every: s.LogRepeat}
@@ -138,23 +138,23 @@ func (s *Shim) claim(ctx context.Context, ns *jetstream.Namespace, log *slog.Log
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
 			log.Warn("the NATS server does not permit control subjects", "error", err, "what_to_do",
-				"grant it to this user: indexer auth example prints what each user needs")
+				"grant the permission to this user: indexer auth example prints the permissions of all users")
 			return nil, nil
 		case errors.Is(err, shim.ErrFenced) && time.Now().Before(giveUp):
-			waiting.WarnTo(log, "waiting for the shim that has this rank to end", "error", err, "at_most", s.ClaimWait,
-				"what_to_do", "stop that shim, or let it drain; or give this one another --worker or --rank")
+			waiting.WarnTo(log, "waiting for the end of the rank's present shim", "error", err, "at_most", s.ClaimWait,
+				"what_to_do", "stop the present shim, or let the shim drain; or set a free --worker or --rank here")
 		case err == nil || ctx.Err() != nil || !errors.Is(err, jetstream.ErrUnavailable):
 			return server, err
 		default:
 			waiting.WarnTo(log, "waiting for NATS", "error", err, "what_to_do",
-				"see that the NATS server runs and that more than half of those with JetStream are up")
+				"check that the NATS server runs, and that more than half of the JetStream servers are up")
 		}
 		loop.Wait(ctx, time.Second)
 	}
 }
 
-// registerModel registers the model of an engine whose first message has arrived. learned means that an event contained
-// the block size: then a registered block size has priority.
+// registerModel registers the model of an engine after the first message. learned means that an event contained the
+// block size. Then a registered block size has priority.
 func (s *Shim) registerModel(ctx context.Context, ns *jetstream.Namespace, learned bool) error {
 	for {
 		trying, cancel := context.WithTimeout(ctx, openPatience)
@@ -184,27 +184,27 @@ func (s *Shim) tryModel(ctx context.Context, ns *jetstream.Namespace, learned bo
 // LeaseTaken logs that the rank is registered.
 func (w *watcher) LeaseTaken() { w.log.Info("registered", "lease", w.cfg.Lease) }
 
-// LeaseLost logs that the lease had expired.
-func (w *watcher) LeaseLost() { w.log.Warn("the lease had expired; it is taken again") }
+// LeaseLost logs the expiry of the lease.
+func (w *watcher) LeaseLost() { w.log.Warn("the lease had expired; the shim has registered again") }
 
-// Unclaimed logs that a name of the model cannot be claimed.
+// Unclaimed logs the refused claim of a name of the model.
 func (w *watcher) Unclaimed(name string, err error) {
-	event := "the NATS server does not permit the claim of the model; indexers that require claims ignore this worker"
+	event := "the NATS server does not permit the claim of the model; indexers with required claims ignore this worker"
 	if name != w.cfg.Model {
-		event = "the NATS server does not permit the claim of a further name of the model; indexers that require " +
-			"claims do not know the name"
+		event = "the NATS server does not permit the claim of a further name of the model; indexers with required " +
+			"claims ignore the name"
 	}
-	w.log.Warn(event, "model", name, "error", err, "what_to_do", "grant it to this user: indexer auth example "+
-		w.cfg.keyFlags()+" --model "+escape.Shell(name))
+	w.log.Warn(event, "model", name, "error", err, "what_to_do", "grant the permission to this user: indexer auth "+
+		"example "+w.cfg.keyFlags()+" --model "+escape.Shell(name))
 }
 
-// LeaseFailed logs that the lease cannot be renewed.
+// LeaseFailed logs a failed renewal of the lease.
 func (w *watcher) LeaseFailed(err error) {
 	w.leaseTrouble.WarnTo(w.log, "the lease cannot be renewed", "error", err, "what_to_do",
-		"see that NATS answers and has room; until it is renewed nothing is lost, unless it expires")
+		"check that NATS answers and has room; nothing is lost before the lease expires")
 }
 
-// keyFlags returns the flag of indexer auth that makes a NATS key for this shim.
+// keyFlags returns the flag of indexer auth for a NATS key of this shim.
 func (s *Shim) keyFlags() string {
 	if s.Messages != nil {
 		return "--pool NAME"
@@ -227,16 +227,16 @@ func (s *Shim) leave(ctx, stop context.Context, report *shim.Report, log *slog.L
 	if gone {
 		defer context.AfterFunc(s.Process, func() { time.AfterFunc(leaveTime, cancel) })()
 	}
-	err, event := error(nil), "the engine is gone; its lease is ended"
+	err, event := error(nil), "the engine is gone; the lease has ended"
 	if ctx.Err() == nil || gone {
 		err = report.End(last, stop.Err() != nil)
 	} else {
 		err = report.Leave(last)
-		event = "the engine runs on; its registration stays for the next shim until the lease expires"
+		event = "the engine runs on; the registration stays for the next shim until the lease expires"
 	}
 	if err != nil {
-		log.Warn("the end of this shim cannot be written into the lease", "error", err, "what_to_do",
-			"see whether NATS runs; until the lease expires indexers may name this worker")
+		log.Warn("cannot write the shim's end into the lease", "error", err, "what_to_do",
+			"check that NATS runs; indexers may name this worker until the lease expires")
 		return
 	}
 	log.Info(event)

@@ -2,7 +2,7 @@ package host
 
 import "sync"
 
-// Reconnects renews the leases of a process's ranks when its connection to NATS is back. Its methods are safe for
+// Reconnects renews the leases of a process's ranks when the connection to NATS is back. A Reconnects is safe for
 // concurrent use.
 type Reconnects struct {
 	mu   sync.Mutex
@@ -10,7 +10,7 @@ type Reconnects struct {
 	all  map[int]func()
 }
 
-// Notify has f called at each reconnect until end is called. It does nothing on nil.
+// Notify calls f at every reconnect until the caller calls end. Notify does nothing on nil.
 func (n *Reconnects) Notify(f func()) (end func()) {
 	if n == nil {
 		return func() {}

@@ -16,16 +16,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// The ranks of an engine on several hosts publish their events on the host where they run. The engine's API, on the
-// first host, lists all ranks. On this host, the ports of ranks on other hosts refuse connections. Such a rank is
-// registered as remote until a shim on its host registers it: it serves requests, and may be chosen. If its port on
-// this host accepts connections later, the rank was only slow to start, and is served here.
+// The ranks of an engine on several hosts publish events on their own hosts. The engine's API, on the first host, lists
+// all ranks. On this host, the ports of ranks on other hosts refuse connections. Such a rank is registered as remote
+// until a shim on the rank's host takes over: the rank serves requests, and may be chosen. A port on this host that
+// accepts connections later means a slow start, and the rank is served here.
 
 // probeTime bounds the attempt to connect to a rank's port.
 const probeTime = 2 * time.Second
 
-// remoteRanks sets remote in the ranks that run on another host than the engine's API. If no port answers, the engine
-// may be about to start, and all ranks stay local.
+// remoteRanks sets remote in the ranks on hosts without the engine's API. If no port answers, the engine may be about
+// to start, and all ranks stay local.
 func remoteRanks(ctx context.Context, ranks []*Shim, said enginehttp.Engine, log *slog.Logger) {
 	if said.Nodes < 2 {
 		return
@@ -54,12 +54,12 @@ func remoteRanks(ctx context.Context, ranks []*Shim, said enginehttp.Engine, log
 	for i, one := range ranks {
 		one.remote = refuses[i]
 	}
-	log.Warn("ranks of the engine publish their events on other hosts; they serve, and their blocks are not known",
+	log.Warn("ranks of the engine publish events on other hosts; such ranks serve requests, and the blocks are unknown",
 		"ranks", fmt.Sprint(list), "nodes", said.Nodes, "what_to_do", registry.RemoteRemedy)
 }
 
-// serveRemote keeps a remote rank registered while no shim serves it, and serves it once its port here accepts
-// connections. It ends with ctx, or after stop like serve.
+// serveRemote keeps a remote rank registered while no shim serves it, and serves the rank once the port here accepts
+// connections. serveRemote ends with ctx, or after stop like serve.
 func (s *Shim) serveRemote(ctx, stop context.Context, ns *jetstream.Namespace, log *slog.Logger) error {
 	remote, here := context.WithCancel(ctx)
 	defer here()
@@ -82,7 +82,7 @@ func (s *Shim) serveRemote(ctx, stop context.Context, ns *jetstream.Namespace, l
 	return s.serve(ctx, stop, ns, log)
 }
 
-// remoteLease logs that the lease of a remote rank cannot be renewed.
+// remoteLease logs failed renewals of a remote rank's lease.
 type remoteLease struct {
 	registry.UnobservedLease
 	log     *slog.Logger
@@ -102,7 +102,7 @@ func (s *Shim) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *slo
 			Instance: s.key().Instance, Rank: s.key().Rank, Model: s.Model, BlockSize: s.BlockSize,
 			Source: s.Source, LeaseMS: s.Lease.Milliseconds(), Worker: s.spec,
 			Shim: &registry.ShimState{Engine: api.EngineRemote, Since: time.Now().UTC().Truncate(time.Millisecond),
-				Why: "it publishes its events on another host"},
+				Why: "the rank publishes events on another host"},
 		}, &remoteLease{log: log, trouble: &trouble})
 		if err != nil {
 			return fmt.Errorf("register: %w", err)
@@ -111,11 +111,11 @@ func (s *Shim) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *slo
 		err = lease.Keep(ctx, func() {})
 		if errors.Is(err, jetstream.ErrDenied) {
 			log.Warn("the NATS server does not permit the registration of a remote rank", "error", err, "what_to_do",
-				"grant it to this user: indexer auth example prints what each user needs")
+				"grant the permission to this user: indexer auth example prints the permissions of all users")
 			<-ctx.Done()
 			return nil
 		}
-		if !loop.Wait(ctx, s.Lease/3) { // another shim serves the rank: it may end
+		if !loop.Wait(ctx, s.Lease/3) { // a second shim serves the rank, and may end
 			return nil
 		}
 	}

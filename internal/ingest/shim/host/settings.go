@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Settings configure a Shim. Most are flags of worker-shim run, whose help texts have the defaults and the trade-offs.
+// Settings configure a Shim. Most are flags of worker-shim run, with defaults and trade-offs in the help texts.
 type Settings struct {
 	Namespace string
 
@@ -34,12 +34,12 @@ type Settings struct {
 	EngineHTTPToken func() (string, error) // reads the API key
 	EngineCheck     time.Duration          // 0: the running engine is not polled
 
-	QueueBytes                                            int // of one rank
+	QueueBytes                                            int // of a single rank
 	ReplayTimeout, IdleCheck, LogRepeat, Lease, ClaimWait time.Duration
 	Silence, SilentAfter, GoneAfter, StopWait             time.Duration
 	OnUnreadable, OnRefused                               string
 
-	QuietAdvice string // possible causes for a rank that publishes nothing; empty: those of an engine of its own
+	QuietAdvice string // possible causes for a rank that publishes nothing; empty: the usual causes
 }
 
 // Values of Settings.OnUnreadable.
@@ -48,14 +48,14 @@ const (
 	UnreadableClear = "clear"
 )
 
-// Limits of one process.
+// Limits of a process.
 const (
 	MaxRanks = 1024
 
-	// LeastQueue is the least of Settings.QueueBytes for ranks that share the memory of a process.
+	// LeastQueue is the least of Settings.QueueBytes for ranks in a common process.
 	LeastQueue = 4 << 20
 
-	// RetryAfter is the pause between two attempts to serve an engine that cannot be served.
+	// RetryAfter is the pause between two attempts to serve an unusable engine.
 	RetryAfter = 30 * time.Second
 )
 
@@ -80,7 +80,7 @@ func (s *Settings) CheckRanks(wrong *usage.Complaints) {
 	wrong.When(last >= events.MaxRanks, "rank %d (--rank, --ranks) is not from 0 to %d", last, events.MaxRanks-1)
 }
 
-// Check checks the settings of one engine, and reads the files that they name. The error is a usage error.
+// Check checks the settings of an engine, and reads the named files. The error is a usage error.
 func (s *Shim) Check() error {
 	var wrong usage.Complaints
 	var optional []string
@@ -110,8 +110,8 @@ func (s *Shim) CheckEngine(wrong *usage.Complaints) {
 	}
 }
 
-// ReadFacts reads the facts that are registered of a worker beside its name: the shared store, the KV-cache groups and
-// the facts for routers.
+// ReadFacts reads the registered facts of a worker beside the name: the shared store, the KV-cache groups and the facts
+// for routers.
 func (s *Shim) ReadFacts(wrong *usage.Complaints) {
 	if s.L3Config != "" {
 		wrong.About("--l3-config", s.readL3Config())
@@ -119,7 +119,7 @@ func (s *Shim) ReadFacts(wrong *usage.Complaints) {
 	*wrong = append(*wrong, s.readGroups(), s.readSpec())
 }
 
-// checkLearning checks the settings of an engine whose other settings are read over HTTP.
+// checkLearning checks the settings of an engine with further settings over HTTP.
 func (s *Shim) checkLearning() error {
 	if s.EngineHTTP == "" {
 		return nil
@@ -129,7 +129,7 @@ func (s *Shim) checkLearning() error {
 	}
 	if s.Engine == "" && (s.Replay != "" || s.Rank != 0 || s.Ranks != 1) {
 		return errors.New(
-			"--replay, --rank and --ranks go with --engine: without it they are learned from --engine-http")
+			"--replay, --rank and --ranks go with --engine: without --engine, the settings come from --engine-http")
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (s *Shim) readL3Config() error {
 	return nil
 }
 
-// readGroups reads the KV-cache groups of the engine that its events leave open.
+// readGroups reads the KV-cache groups that the engine's events omit.
 func (s *Shim) readGroups() (err error) {
 	switch {
 	case s.KVGroups == "" && s.l3 != nil && !s.l3.Open():
@@ -181,7 +181,7 @@ func (s *Shim) readSpec() error {
 	if spec.Endpoint == "" && s.EngineHTTP != "" {
 		asker, err := s.asker()
 		if err != nil {
-			return nil // checkLearning reports it
+			return nil // checkLearning reports the error
 		}
 		if s.loopbackEngine = isLoopback(asker.Host()); !s.loopbackEngine {
 			s.spec.Endpoint = servingAt(s.EngineHTTP, asker.Host(), asker.Port())

@@ -19,7 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// watcher logs the events of a rank's shim at a bounded rate, and counts the events that its decoder skips.
+// watcher logs the events of a rank's shim at a bounded rate, and counts the skipped events of the decoder.
 type watcher struct {
 	Unobserved
 	log *slog.Logger
@@ -30,7 +30,7 @@ type watcher struct {
 	last    shim.State        // already logged
 	skipped events.SkipCounts // already logged
 	several bool              // already logged
-	groups  hicache.Observed  // of the store, if --l3-config leaves them open
+	groups  hicache.Observed  // of the store, if --l3-config has none
 	counts  shim.Counts       // already logged
 
 	connectedOnce sync.Once
@@ -76,14 +76,15 @@ func (w *watcher) Unusable(err error, size uint32) (remedy string, skip bool) {
 }
 
 func (w *watcher) OtherRank(rank events.Rank, skipped bool) {
-	l, what := &w.credited, "the engine names another data-parallel rank; its blocks are credited to this one"
+	l, what := &w.credited, "the engine's messages name a different data-parallel rank; the blocks are credited to "+
+		"this rank"
 	if skipped {
 		l, what = &w.otherRank,
-			"several data-parallel ranks publish through one socket; the events of the others are skipped"
+			"several data-parallel ranks publish through one socket; only the events of this rank are used"
 	}
 	l.Do(func(times uint64) {
 		w.log.Error(what, "engine_rank", rank, "times", times, "what_to_do",
-			"give this shim the rank with --rank, or the endpoint of its own rank with --engine")
+			"give this shim the rank with --rank, or the endpoint of the right rank with --engine")
 	})
 }
 
@@ -133,11 +134,12 @@ func wrongBlockSize(got uint32, worker events.WorkerID, model string) string {
 	if got > 0 {
 		size = fmt.Sprint(got)
 	}
-	return fmt.Sprintf("stop this shim and start it with --block-size %s; if it then says that the model has another "+
-		"size: indexer forget %s, then indexer forget --model %s", size, escape.Operand(string(worker)), escape.Shell(model))
+	return fmt.Sprintf("stop this shim and start worker-shim with --block-size %s; if the model then has a "+
+		"different registered "+"size: indexer forget %s, then indexer forget --model %s", size,
+		escape.Operand(string(worker)), escape.Shell(model))
 }
 
-// Advice returns the remedy for an engine whose shim cannot go on.
+// Advice returns the remedy for a failed shim of an engine.
 func Advice(err error, worker events.WorkerID, model string) string {
 	switch {
 	case errors.Is(err, jetstream.ErrMismatch):
@@ -145,7 +147,7 @@ func Advice(err error, worker events.WorkerID, model string) string {
 	case errors.Is(err, shim.ErrFenced):
 		return "stop the other shim of this worker, or give the engine another topic"
 	case errors.Is(err, jetstream.ErrDenied):
-		return "permit this shim's NATS user every worker and model: indexer auth example --pool NAME --model " +
+		return "permit the shim's NATS user every worker and model: indexer auth example --pool NAME --model " +
 			escape.Shell(model)
 	}
 	return "see the error"
@@ -153,30 +155,32 @@ func Advice(err error, worker events.WorkerID, model string) string {
 
 func (w *watcher) Refused(err error, _ bool) {
 	w.cfg.Figures.of(w, func(r *rankFigures) { r.refused = true })
-	w.logTrouble.WarnTo(w.log, "the log does not take events; they wait", "error", err, "what_to_do", shim.LogAdvice(err))
+	w.logTrouble.WarnTo(w.log, "the log does not accept events; the events wait", "error", err, "what_to_do",
+		shim.LogAdvice(err))
 }
 
-// Crowded logs that the log refuses batches, and that it accepts batches again.
+// Crowded logs refused batches, and the end of this state.
 func (w *watcher) Crowded(err error, changed bool) {
 	if err != nil {
 		w.cfg.Figures.of(w, func(r *rankFigures) { r.crowded++ })
 	}
 	switch {
 	case changed && err != nil:
-		w.log.Warn("the log refuses batches; events are stored one by one", "error", err, "what_to_do",
+		w.log.Warn("the log refuses batches; events are stored separately", "error", err, "what_to_do",
 			shim.CrowdedAdvice)
 	case changed:
 		w.log.Info("the log accepts batches again")
 	}
 }
 
-// LogResumed reports that the log takes events again.
-func (w *watcher) LogResumed() { w.log.Info("the log takes events again") }
+// LogResumed logs the end of refusals.
+func (w *watcher) LogResumed() { w.log.Info("the log accepts events again") }
 
-// Denied reports that the rank goes without a lease: the blocks of the rank stay after its end.
+// Denied logs the run without a lease: the blocks of the rank stay after the rank's end.
 func (w *watcher) Denied(err error) bool {
-	w.log.Warn("the NATS server does not permit registration; the end of this worker will not be noticed", "error", err,
-		"what_to_do", "grant it to this user: indexer auth example prints what each user needs")
+	w.log.Warn("the NATS server does not permit registration; indexers will not notice the end of this worker", "error",
+		err, "what_to_do", "grant the permission to this user: indexer auth example prints the permissions of all "+
+			"users")
 	return true
 }
 
@@ -187,9 +191,9 @@ func (w *watcher) Connected(endpoint string) {
 }
 
 func (w *watcher) Disconnected(endpoint string, err error) {
-	again := "it is dialled until it answers"
+	again := "the shim dials until the engine answers"
 	if w.cfg.Listen {
-		again = "it dials this shim when it runs again"
+		again = "the engine dials the shim after a restart"
 	}
 	w.log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
 		"see whether the engine runs; "+again)
@@ -201,14 +205,14 @@ func (w *watcher) Failed(endpoint string, err error) {
 }
 
 func (w *watcher) Stray(frames int) {
-	w.stray.WarnTo(w.log, "a message that is no engine's event message; is this the right port?", "frames", frames)
+	w.stray.WarnTo(w.log, "received a message that is no engine event; check the port", "frames", frames)
 }
 
 func (w *watcher) Undecodable(seq events.EngineSeq, err error) {
 	w.undecodable.Do(func(n uint64) {
 		what := "passed over"
 		if w.cfg.OnUnreadable == UnreadableClear {
-			what = "what the rank held is cleared"
+			what = "the rank's holdings are cleared"
 		}
 		w.log.Warn("engine message cannot be decoded; "+what, "seq", seq, "error", err, "times", n)
 	})
@@ -223,7 +227,7 @@ func (w *watcher) ReplayEnded() { w.replays.Store(true) }
 
 func (w *watcher) SnapshotFailed(err error) {
 	w.snapshotFailed.WarnTo(w.log, "the engine gave no snapshot", "error", err, "what_to_do",
-		"see that the worker answers at the address in Dynamo's discovery; the shim asks it again")
+		"see that the worker answers at the address in Dynamo's discovery; the shim requests the snapshot again")
 }
 
 func (w *watcher) LogUnreadable(err error) {
@@ -236,17 +240,17 @@ func (w *watcher) Unserved(why string) {
 		w.log.Info("the engine accepts requests again")
 		return
 	}
-	w.log.Info("the engine accepts no requests any more; it is not chosen", "why", why)
+	w.log.Info("the engine accepts no requests any more and is not chosen", "why", why)
 }
 
-// Several logs that several engines publish at the socket of one, and the end of this state.
+// Several logs that several engines publish at a single socket, and the end of this state.
 func (w *watcher) Several(what string) {
 	if several := what != ""; several == w.several {
 		return
 	}
 	if w.several = what != ""; w.several {
-		w.log.Error("several engines publish to this shim; one is followed, and the messages of the others are skipped",
-			"engines", what, "what_to_do", shim.SeveralAdvice)
+		w.log.Error("several engines publish to this shim; a single engine is followed, and further engines are "+
+			"skipped", "engines", what, "what_to_do", shim.SeveralAdvice)
 		return
 	}
 	w.log.Info("one engine publishes to this shim again")
@@ -259,7 +263,7 @@ func (w *watcher) StateChanged(s shim.State) {
 		w.logQuiet(s)
 	}
 	if before := w.last; before.CatchingUp && !s.CatchingUp && s.Engine != api.EngineGone {
-		w.log.Info("caught up: the log has what the engine said before")
+		w.log.Info("caught up: the log has the engine's earlier events")
 	}
 	before := w.last.Engine
 	w.last = s
@@ -271,45 +275,45 @@ func (w *watcher) StateChanged(s shim.State) {
 	}
 	switch s.Engine {
 	case api.EngineSilent:
-		keeps := "nothing is cleared, since it may hold all that it held; see --engine-gone-after"
+		keeps := "nothing is cleared, since the engine may still hold all blocks; see --engine-gone-after"
 		if w.cfg.GoneAfter > 0 {
-			keeps = "what it held is cleared after --engine-gone-after " + w.cfg.GoneAfter.String()
+			keeps = "the engine's blocks are cleared after --engine-gone-after " + w.cfg.GoneAfter.String()
 		}
 		w.log.Warn("the engine is silent", "since", s.Since.UTC().Format(time.RFC3339), "why", s.Why, "what_to_do",
 			hungAdvice+"; "+keeps)
 	case api.EngineAsleep:
-		w.log.Info("the engine sleeps; what it held is cleared, and it is not chosen until it wakes up")
+		w.log.Info("the engine sleeps; all blocks are cleared, and the engine is not chosen until the end of the sleep")
 	case api.EngineConnected:
 		if before == api.EngineAsleep {
 			w.log.Info("the engine is awake")
 		}
 	case api.EngineGone:
-		w.log.Warn("the engine is gone; what it had in device and host memory is cleared", "why", s.Why)
+		w.log.Warn("the engine is gone; the blocks in device and host memory are cleared", "why", s.Why)
 	}
 }
 
-// hungAdvice is the remedy for an engine that no longer answers.
-const hungAdvice = "see whether its process hangs or is stopped (py-spy dump, its log), " +
-	"and whether its host can be reached; restart it if it does not go on"
+// hungAdvice is the remedy for an engine without answers.
+const hungAdvice = "check whether the engine's process hangs or is stopped (py-spy dump, the log), " +
+	"and whether the host is reachable; restart the engine if it does not go on"
 
-// Stepped logs losses and new incarnations when their counts grow.
+// Stepped logs losses and new incarnations when the counts grow.
 func (w *watcher) Stepped(c shim.Counts, queued int) {
 	w.cfg.Figures.of(w, func(r *rankFigures) {
 		r.refused = r.refused && c.Messages == r.counts.Messages
 		r.counts, r.queued = c, queued
 	})
 	if c.Gaps > w.counts.Gaps {
-		w.log.Warn("engine messages are missing and could not be replayed; what the rank held is cleared", "times",
+		w.log.Warn("missing engine messages could not be replayed; the rank's holdings are cleared", "times",
 			c.Gaps)
 	}
 	if c.Snapshots > w.counts.Snapshots {
-		w.log.Info("what could not be replayed was had from the engine's snapshot", "snapshots", c.Snapshots)
+		w.log.Info("a snapshot of the engine replaces messages that could not be replayed", "snapshots", c.Snapshots)
 	}
 	if c.Corrections > w.counts.Corrections {
-		w.log.Info("blocks are published again, with the salts that an earlier shim was told of", "events", c.Corrections)
+		w.log.Info("blocks are published again, with the salts of an earlier shim", "events", c.Corrections)
 	}
 	if c.Resyncs > w.counts.Resyncs {
-		w.log.Warn("asked to say again what the engine holds", "times", c.Resyncs)
+		w.log.Warn("a node requested the engine's holdings again", "times", c.Resyncs)
 	}
 	if c.Incarnations > w.counts.Incarnations {
 		w.log.Info("a new incarnation of the engine begins", "incarnations", c.Incarnations)
@@ -324,8 +328,8 @@ func (w *watcher) Stepped(c shim.Counts, queued int) {
 // firstConnected checks the settings at the first connection.
 func (w *watcher) firstConnected() {
 	if w.cfg.Replay == "" && w.cfg.Messages == nil {
-		w.log.Warn("no replay endpoint: what the engine has said before is not known, and each gap clears the rank",
-			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and give it to --replay")
+		w.log.Warn("no replay endpoint: the engine's earlier events are unknown, and every gap clears the rank",
+			"what_to_do", "set replay_endpoint in the engine's --kv-events-config and set --replay to the endpoint")
 	}
 }
 
@@ -335,14 +339,15 @@ func (w *watcher) logQuiet(s shim.State) {
 		w.log.Info("the engine has published its first event")
 		return
 	}
-	w.log.Warn("connected, and the engine has said nothing", "for", w.cfg.Silence, "what_to_do", w.silenceAdvice())
+	w.log.Warn("connected, and the engine has published nothing", "for", w.cfg.Silence, "what_to_do", w.silenceAdvice())
 }
 
 // silenceAdvice returns possible causes for a connected engine that publishes nothing.
 func (w *watcher) silenceAdvice() string {
 	var do []string
 	if w.cfg.Topic != "" {
-		do = append(do, "no message's topic begins with --topic "+w.cfg.Topic+"; leave it out to hear all")
+		do = append(do, "no message's topic begins with --topic "+
+			""+w.cfg.Topic+"; without --topic, the shim receives all messages")
 	}
 	if w.cfg.QuietAdvice != "" {
 		do = append(do, w.cfg.QuietAdvice)
@@ -352,57 +357,57 @@ func (w *watcher) silenceAdvice() string {
 	switch {
 	case w.cfg.QuietAdvice != "":
 	case w.cfg.Source == "sglang":
-		do = append(do, "see that the engine was started with "+sglang)
+		do = append(do, "check that the engine was started with "+sglang)
 	case w.cfg.Source == "vllm":
-		do = append(do, "see that the engine was started with "+vllm)
+		do = append(do, "check that the engine was started with "+vllm)
 	default:
-		do = append(do, "see that the engine was started with "+vllm+" (vLLM), or with "+sglang+" (SGLang)")
+		do = append(do, "check that the engine was started with "+vllm+" (vLLM), or with "+sglang+" (SGLang)")
 	}
-	return strings.Join(append(do, "or send it a request: an engine without load says nothing"), "; ")
+	return strings.Join(append(do, "or send it a request: an engine without load publishes nothing"), "; ")
 }
 
 // endpoint describes an endpoint of an engine in advice.
 type endpoint struct {
 	is      string // the right value of the flag
 	refuses string // possible causes if nothing listens there
-	other   string // socket type of the engine's other endpoint
-	mixed   string // owner of the port if its socket has that type
+	other   string // socket type of the endpoint for mixed
+	mixed   string // owner of a port with a socket of type other
 }
 
 var (
 	eventEndpoint = endpoint{
 		is: "--engine is the endpoint in the engine's --kv-events-config",
-		refuses: "see that the engine runs, publishes events, and binds this port; " +
-			"an engine whose endpoint names a host dials out, which needs --listen",
+		refuses: "check that the engine runs, publishes events, and binds this port; " +
+			"an engine with a host name in the endpoint dials out and needs --listen",
 		other: `"ROUTER"`, mixed: "the engine's replay endpoint, perhaps: --engine and --replay exchanged",
 	}
 	replayEndpoint = endpoint{
 		is: "--replay is the replay_endpoint in the engine's --kv-events-config",
-		refuses: "see that the engine runs and has a replay_endpoint with this port in its --kv-events-config; " +
-			"if it has none, leave --replay out",
+		refuses: "check that the engine runs and has a replay_endpoint with this port in --kv-events-config; " +
+			"without a replay_endpoint, leave --replay out",
 		other: `PUB"`, mixed: "the engine's event publisher, perhaps: --engine and --replay exchanged",
 	}
 )
 
-// advice returns the remedy for a failed connection to the engine. known reports whether the endpoint worked before:
-// then the settings are right, and the engine has changed.
+// advice returns the remedy for a failed connection to the engine. known means that the endpoint has worked before.
+// Then the settings are right, and the engine has changed.
 func (w *watcher) advice(err error, to endpoint, known *atomic.Bool) string {
 	switch {
 	case !known.Load():
 	case errors.Is(err, zmtp.ErrSilent):
 		return "the engine answered there before and does not any more: " + hungAdvice
 	case zmtp.Refuses(err):
-		return "the engine answered there before and nothing listens now: it has ended, or starts again; " +
-			"it is connected as soon as it is back"
+		return "the engine answered there before and nothing listens now: the engine has ended or restarts; " +
+			"the shim connects as soon as the engine is back"
 	}
 	return advice(err, to)
 }
 
-// advice returns the remedy for an endpoint that has never had a connection.
+// advice returns the remedy for an endpoint without any connection so far.
 func advice(err error, to endpoint) string {
 	switch refused, is := errors.AsType[*zmtp.RefusedError](err); {
 	case is && refused.Mechanism != "":
-		return "start the engine's event sockets without CURVE or PLAIN; keep them on a network of their own"
+		return "start the engine's event sockets without CURVE or PLAIN; keep the sockets on a separate network"
 	case is:
 		whose := map[string]string{"HTTP": "an HTTP server, perhaps the engine's API", "NATS": "a NATS server",
 			"TLS": "a TLS server"}[refused.Protocol]
@@ -412,11 +417,11 @@ func advice(err error, to endpoint) string {
 		if whose != "" {
 			return "this port belongs to " + whose + "; " + to.is
 		}
-		return "this port is not that endpoint of an engine; " + to.is
+		return "the port is no such endpoint of an engine; " + to.is
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "nothing listens there: " + to.refuses
 	case errors.Is(err, zmtp.ErrSilent):
-		return "something listens there and says nothing, as HTTP and TLS servers do; " + to.is
+		return "the server there sends nothing, as HTTP and TLS servers do; " + to.is
 	}
 	return "see that " + to.is
 }
