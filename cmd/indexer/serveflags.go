@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -161,6 +162,14 @@ func (s *serving) rows() cli.Flags {
 			cli.OneOf("is none of "+strings.Join(routing.Policies(), ", "), routing.Policies()...)),
 		cli.Var(&s.routingConfig, "routing-config", "",
 			"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing-reference.md"),
+		cli.Var(&s.Sources.MinTokens, "kv-source-tokens", 0,
+			"least number of tokens of a prompt that a worker holds beyond the chosen worker, to be the KV source of the choice: "+
+				"the worker from which an engine can fetch blocks (kv_source); 0: choices have no KV source",
+			cli.Is(func(n uint32) bool { return n <= api.MaxTokens }, "is more than %d", api.MaxTokens)),
+		cli.Var((*string)(&s.Sources.Tiers), "kv-source-tiers", "host",
+			"tiers from which engines can send blocks to each other, joined by +: host with vLLM's offloading connector, or "+
+				"device+host",
+			cli.Valid(func(tiers string) error { _, err := api.Tiers(tiers).List(); return err })),
 		cli.Var(&s.tokenizers, "tokenizers", "",
 			"YAML file that says for each model what makes tokens of prompts and messages; see docs/text.md"),
 		cli.Var(&s.RequestTemplates, "request-templates", false,

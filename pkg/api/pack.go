@@ -189,7 +189,8 @@ func packSelect(s *SelectRequest) []byte {
 // usual reports whether a choice has only the fields of most choices.
 func (s *Selection) usual() bool {
 	return s.Missing == nil && s.UnknownEndpoints == nil && s.Explanation == nil && s.DecodeBusy == nil &&
-		s.WorkerLoad == nil && s.Prefill == nil && s.Disaggregation == nil && s.Session == nil && s.Tokenization == nil
+		s.WorkerLoad == nil && s.Prefill == nil && s.Disaggregation == nil && s.Session == nil && s.KVSource == nil &&
+		s.Tokenization == nil
 }
 
 // packSelection packs a usual choice.

@@ -132,7 +132,21 @@ type Selection struct {
 
 	Session *SessionBinding `json:"session,omitempty" msgpack:"session,omitempty"` // of a booked choice
 
+	// KVSource is a worker that can send further blocks of the prompt to the chosen worker. It is nil without the setting
+	// --kv-source-tokens, and without such a worker. A disaggregated choice with a prefill worker has it in Prefill.
+	KVSource *KVSource `json:"kv_source,omitempty" msgpack:"kv_source,omitempty"`
+
 	*Tokenization // if the request has a Text
+}
+
+// KVSource is the rank with the longest prefix of a prompt beyond the prefix of the chosen worker.
+type KVSource struct {
+	Worker   events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+	Endpoint string          `json:"endpoint" msgpack:"endpoint"` // serving address
+
+	Blocks uint32 `json:"blocks" msgpack:"blocks"` // leading blocks of the prompt that the source can send
+	Tokens uint64 `json:"tokens" msgpack:"tokens"` // of these, tokens after the prefix of the chosen worker
 }
 
 // BookRequest books a request on a worker. Without a worker, it books the choice of OpSelect under the id.

@@ -16,21 +16,25 @@ import (
 // BenchmarkSelect chooses among 256 workers and books, with a given answer of the index. Half of the workers hold 64
 // blocks of the prompt's 512, and 10,000 requests are under way. Half of the requests are in prefill, and every worker
 // has ended some, so that workers have measured rates. Workers with a part of the prompt have a full device memory, and
-// so eviction costs.
+// so eviction costs. With sources, every choice looks for a KV source.
 func BenchmarkSelect(b *testing.B) {
 	for _, policy := range []string{"kvatlas", "dynamo"} {
-		b.Run(policy, func(b *testing.B) { benchmarkSelect(b, policy) })
+		b.Run(policy, func(b *testing.B) { benchmarkSelect(b, policy, Sources{}) })
 	}
+	b.Run("kvatlas with sources", func(b *testing.B) {
+		benchmarkSelect(b, "kvatlas", Sources{MinTokens: 1, Tiers: "host", Mark: func(*api.Answer) {}})
+	})
 }
 
-func benchmarkSelect(b *testing.B, policy string) {
+func benchmarkSelect(b *testing.B, policy string, sources Sources) {
 	const workers, blocks = 256, 512
 	f := newFleet(b, workers, 1)
+	f.service.cfg.Sources = sources
 	answer := &api.Answer{Model: "m", BlockSize: block, Complete: true}
 	for w := range workers / 2 {
 		answer.Workers = append(answer.Workers,
 			api.Overlap{Instance: events.WorkerID(strings.Clone(string(f.pool.Ranks[2*w].Instance))), Device: 64,
-				Number: uint32(w + 1), Held: 4000, Full: 4000})
+				Number: uint32(w + 1), Held: 4000, Full: 4000, Within: []uint32{64 + uint32(w%2)}})
 	}
 	f.service.cfg.Find = func(context.Context, *api.Query) (*api.Answer, error) { return answer, nil }
 	hashes := func(k int) api.Hashes {

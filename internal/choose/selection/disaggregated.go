@@ -81,6 +81,7 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 		why.Reason = d.WhyShort(net, isl)
 	}
 	c.out.Prefill, c.prefill = p.out, p.booking
+	c.out.KVSource = nil // the prefill worker computes the prompt
 	c.prefill.ID = api.PrefillID(a.r.RequestID)
 	return c, nil
 }

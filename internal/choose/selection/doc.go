@@ -12,7 +12,8 @@
 //
 // A request may also belong to a session that stays on its worker (sessions.go, internal/choose/affinity), need a
 // decode and a prefill worker (disaggregated.go), and wait while all workers are busy (waiting.go,
-// internal/choose/queue). The engines' reports of used memory decide the eligibility (engines.go).
+// internal/choose/queue). The engines' reports of used memory decide the eligibility (engines.go). A choice may name a
+// worker that can send further blocks of the prompt to the chosen one (sources.go).
 //
 // A prompt's blocks are counted by sequence hashes ([events.SeqHashes] of the local hashes), so blocks of a common
 // prefix count once on each worker. Engines that read ahead hash blocks differently; sequence hashes have no lookahead.

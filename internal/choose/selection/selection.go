@@ -55,6 +55,8 @@ type Config struct {
 
 	Guesses Guesses // guesses of held blocks; nil: none
 
+	Sources Sources // KV sources of choices; zero: no search
+
 	Policy  string         // default policy of requests; default [DefaultPolicy]
 	Routing routing.Config // of all policies
 
@@ -330,6 +332,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 		}
 	}
 	busyOrNot(a, &x.list[choice.Index], c.out)
+	c.out.KVSource = s.cfg.Sources.source(a.answer, a.of, x.list, choice.Index, a.r, x.rng)
 	c.booking = load.Booking{
 		ID: a.r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: x.seq,
 		NoReuse: !reuse(a.selector, &x.request), ExpectedOutput: a.r.ExpectedOutputTokens,
@@ -405,7 +408,7 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	q := r.Query
 	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
 	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
-	q.DeadlineMS = 0
+	q.DeadlineMS, q.Within = 0, s.cfg.Sources.within()
 	if s.cfg.Routing.SharedCacheMode == routing.SharedDynamo { // blocks behind holes count too
 		q.L3 = cmp.Or(q.L3, api.L3All)
 	}

@@ -30,6 +30,10 @@ const (
 
 	// unsupportedFields is a header of requests and responses.
 	unsupportedFields = "x-kvatlas-unsupported-fields"
+
+	// kvCacheSource is a header of requests, which llm-d's sidecar reads (llm-d/llm-d-router ›
+	// pkg/common/routing/common.go, KVCacheSourceHeader). It must not come from a client.
+	kvCacheSource = "x-kv-cache-source-host-port"
 )
 
 // Ask is a request without a worker.
@@ -45,6 +49,10 @@ type Choice struct {
 	Rank      string   // data-parallel rank behind the first address, if it has several
 
 	Unsupported []string // fields that prevent a look-up
+
+	// Source is the KV source as IP:PORT; empty: none. With NoSource, a header of the client's is removed.
+	Source   string
+	NoSource bool
 }
 
 // Effects are the effects of a message, in the order of the fields.
@@ -257,7 +265,13 @@ func (m *Machine) Chosen(c *Choice) (e Effects) {
 	if w.unsupported != "" {
 		set = append(set, setHeader(unsupportedFields, w.unsupported))
 	}
-	mutation := &extprocv3.HeaderMutation{SetHeaders: set}
+	mutation := &extprocv3.HeaderMutation{}
+	if c.Source != "" {
+		set = append(set, setHeader(kvCacheSource, c.Source))
+	} else if c.NoSource {
+		mutation.RemoveHeaders = []string{kvCacheSource}
+	}
+	mutation.SetHeaders = set
 	var first *extprocv3.ProcessingResponse
 	if p.after == afterBuffered {
 		first = bodyReply(false, &extprocv3.CommonResponse{HeaderMutation: mutation})

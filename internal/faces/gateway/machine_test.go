@@ -92,6 +92,9 @@ func common(c *extprocv3.CommonResponse) (text string) {
 	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
 		text += fmt.Sprintf(" %s=%s", strings.TrimPrefix(h.Header.Key, "x-"), h.Header.RawValue)
 	}
+	for _, name := range c.GetHeaderMutation().GetRemoveHeaders() {
+		text += " without " + name
+	}
 	if b := c.GetBodyMutation().GetStreamedResponse(); b != nil {
 		if text += " "; len(b.Body) > 40 {
 			text += fmt.Sprintf("(%d bytes)", len(b.Body))

@@ -50,6 +50,8 @@ type Config struct {
 	// load. vLLM also refuses chat templates in requests by default.
 	Templates bool
 
+	KVSources bool // choices may have a KV source
+
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
@@ -430,7 +432,11 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 		return nil
 	}
 	pool := s.cfg.Pool(of.Model)
-	c := &Choice{Addresses: []string{chosen}, Rank: serverRank(pool.Worker(of.Worker), of.Rank, chosen)}
+	c := &Choice{Addresses: []string{chosen}, Rank: serverRank(pool.Worker(of.Worker), of.Rank, chosen),
+		NoSource: s.cfg.KVSources}
+	if k := of.KVSource; k != nil {
+		c.Source = soleAddress(pool.Worker(k.Worker), k.Endpoint)
+	}
 	if of.Explanation == nil {
 		return c
 	}
@@ -471,9 +477,24 @@ func serverRank(worker []registry.PoolRank, rank events.Rank, at string) string 
 	return strconv.FormatUint(uint64(rank), 10)
 }
 
+// soleAddress returns the IP:PORT of a serving address with a single rank behind it; empty for other addresses. The
+// header of a KV source has no rank.
+func soleAddress(worker []registry.PoolRank, endpoint string) string {
+	here := 0
+	for i := range worker {
+		if worker[i].Record.Endpoint == endpoint {
+			here++
+		}
+	}
+	if here != 1 {
+		return ""
+	}
+	return address(endpoint)
+}
+
 // anyWorker chooses for a request without a model: any permitted worker, with fallbacks.
 func (s *Service) anyWorker(a *Ask) (*Choice, error) {
-	c := &Choice{}
+	c := &Choice{NoSource: s.cfg.KVSources}
 	for _, r := range s.cfg.All() {
 		at := address(r.Record.Endpoint)
 		if at != "" && r.Record.State == api.WorkerSchedulable && (a.Subset == nil || slices.Contains(a.Subset, at)) &&

@@ -380,6 +380,50 @@ func TestRanksAtOwnAddresses(t *testing.T) {
 	}
 }
 
+// TestKVSource: a request has the address of the KV source in the header of llm-d's sidecar, if the address has a
+// single rank. A client cannot set the header.
+func TestKVSource(t *testing.T) {
+	for _, c := range []struct {
+		on           bool
+		source, want string
+		removed      bool
+	}{
+		{true, "a", "10.0.0.1:8000", false}, {true, "c", "10.0.0.3:80", false}, {true, "b", "", true},
+		{true, "d", "", true}, {true, "", "", true}, {false, "", "", false},
+	} {
+		w := newWorld()
+		cfg := w.config()
+		cfg.KVSources = c.on
+		cfg.Select = func(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
+			s, err := w.Select(ctx, r)
+			for _, p := range w.pool.Ranks {
+				if p.Instance == events.WorkerID(c.source) && err == nil {
+					s.KVSource = &api.KVSource{Worker: p.Instance, Rank: p.Rank, Endpoint: p.Record.Endpoint}
+				}
+			}
+			return s, err
+		}
+		for _, mode := range []string{"duplex", "buffered"} {
+			for _, body := range []string{`{"prompt":[1]}`, ""} {
+				if body == "" && c.source != "" {
+					continue // any worker, without a source
+				}
+				w.log = nil
+				stream := &script{t: t, w: w, send: []string{"headers " + mode, "body " + body + " end"}}
+				if err := New(cfg).Process(stream); err != nil {
+					t.Fatal(err)
+				}
+				log := strings.Join(w.log, "\n") + "\n"
+				_, got, _ := strings.Cut(log, "kv-cache-source-host-port=")
+				got = got[:max(0, strings.IndexAny(got, " \n"))]
+				if removed := strings.Contains(log, "without "+kvCacheSource); got != c.want || removed != c.removed {
+					t.Errorf("%+v in %s: %q, removed %v: %s", c, mode, got, removed, log)
+				}
+			}
+		}
+	}
+}
+
 // TestFallbacksStayInTheSubset: a worker that registers again during a choice is a fallback only inside the subset.
 func TestFallbacksStayInTheSubset(t *testing.T) {
 	s := New(newWorld().config())

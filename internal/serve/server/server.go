@@ -81,7 +81,8 @@ type Settings struct {
 	Policy  string         // for the choice of workers; empty: selection.DefaultPolicy
 	Routing routing.Config // of all policies
 	Guesses guess.Settings
-	Engines compat.Engines // of the shims in this process
+	Sources selection.Sources // KV sources of choices; the server sets Mark
+	Engines compat.Engines    // of the shims in this process
 
 	FunnelBlocks int // number of blocks kept for the funnel; 0: the default
 
@@ -250,10 +251,11 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.engines.loads = s.loads
 	s.tokenizers = s.newTokenizers()
 	s.sessions = s.newSessions()
+	s.Sources.Mark = s.registry.MarkAnswer
 	s.selection, err = selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
 		Stage: s.selectionStageHook(), Sessions: s.sessions,
-		Policy: s.Policy, Routing: s.Routing,
+		Policy: s.Policy, Routing: s.Routing, Sources: s.Sources,
 	})
 	if err != nil {
 		return nil, err

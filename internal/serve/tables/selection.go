@@ -33,6 +33,9 @@ func Selection(w io.Writer, s *api.Selection) {
 		cli.Fprintf(w, "its events confirm %d blocks on its device; it probably holds %d, as requests were sent there\n",
 			s.Device, s.Guessed)
 	}
+	if k := s.KVSource; k != nil {
+		cli.Fprintf(w, "KV source: worker %s rank %d at %s holds %d tokens more\n", k.Worker, k.Rank, k.Endpoint, k.Tokens)
+	}
 	if l := s.WorkerLoad; l != nil {
 		cli.Fprintf(w, "it has %d tokens to compute, and room for %d\n", l.ActivePrefillTokens, l.PrefillTokenCapacity)
 	}

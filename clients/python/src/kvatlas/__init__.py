@@ -14,8 +14,8 @@ that is not answered is a `KvatlasError`, with a class for each code of the serv
 from . import errors
 from ._client import AsyncClient, Client
 from ._messages import (
-    L3, Answer, Booking, BookRequest, BrokenBlock, ClusterStatus, Disaggregation, HeldRun, IndexStatus, Lease, LoadList,
-    MediaItem, ModelLoads, ModelStatus, NodeStatus, Overlap, Overrides, PartitionDetail, PartitionSeq, PartitionStatus, Path,
+    L3, Answer, Booking, BookRequest, BrokenBlock, ClusterStatus, Disaggregation, HeldRun, IndexStatus, KVSource, Lease,
+    LoadList, MediaItem, ModelLoads, ModelStatus, NodeStatus, Overlap, Overrides, PartitionDetail, PartitionSeq, PartitionStatus, Path,
     PathGroup, PotentialList, PotentialLoad, Prompt, Query, RankLoad, RankPlace, Selection, SelectRequest,
     SessionBinding, Status, Target, TierCounts, WorkerInfo, WorkerList, WorkerLoad, WorkerRecord,
 )
@@ -23,7 +23,7 @@ from .errors import KvatlasError
 
 __all__ = [
     "L3", "Answer", "AsyncClient", "BookRequest", "Booking", "BrokenBlock", "Client", "ClusterStatus",
-    "Disaggregation", "HeldRun", "IndexStatus", "KvatlasError", "Lease", "LoadList", "MediaItem", "ModelLoads",
+    "Disaggregation", "HeldRun", "IndexStatus", "KVSource", "KvatlasError", "Lease", "LoadList", "MediaItem", "ModelLoads",
     "ModelStatus", "NodeStatus", "Overlap", "Overrides", "PartitionDetail", "PartitionSeq", "PartitionStatus", "Path", "PathGroup",
     "PotentialList", "PotentialLoad", "Prompt", "Query", "RankLoad", "RankPlace", "SelectRequest", "Selection",
     "SessionBinding", "Status", "Target", "TierCounts", "WorkerInfo", "WorkerList", "WorkerLoad", "WorkerRecord",

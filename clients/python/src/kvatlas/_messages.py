@@ -342,6 +342,17 @@ class SessionBinding:
 
 
 @dataclass(frozen=True)
+class KVSource:
+    """A rank that can send further blocks of the prompt to the chosen one."""
+
+    worker: str
+    rank: int
+    endpoint: str
+    blocks: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Selection:
     """The worker that should serve a prompt. Depths are in blocks."""
 
@@ -378,6 +389,7 @@ class Selection:
     prefill: Selection | None = None
     disaggregation: Disaggregation | None = None
     session: SessionBinding | None = None
+    kv_source: KVSource | None = None
     unknown_endpoints: tuple[str, ...] = ()
     tokenized: bool | None = None
     """Of a text: whether tokens could be made of it. If not, this is the answer without."""
