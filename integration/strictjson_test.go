@@ -13,8 +13,8 @@ import (
 // ignores the case of names, and uses the last of duplicate names. All other files use internal/base/strictjson or the
 // readers of pkg/api.
 var lenient = map[string]string{
-	"cmd/indexer/ask.go":                              "a text of the user's own command line",
-	"cmd/indexer/lameduck.go":                         "answers of the NATS server",
+	"internal/serve/remote/prompt.go":                 "a text of the user's own command line",
+	"internal/operate/upkeep/lameduck.go":             "answers of the NATS server",
 	"internal/text/bpe/bpe.go":                        "a file of the operator's",
 	"internal/text/tokenize/chat.go":                  "a file of the operator's",
 	"internal/text/tokenize/compare.go":               "a file of the user's",

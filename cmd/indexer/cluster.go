@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/operate/survey"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
-	"github.com/spf13/cobra"
 )
 
 func clusterCommand() *cobra.Command {
@@ -18,9 +20,9 @@ func clusterCommand() *cobra.Command {
 those that it serves far BEHIND the log, and those that it is RELEASING, because others have them. Exit status 1 if
 there is a partition that nobody serves.`,
 	}
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		view, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.ClusterStatus, error) {
+		view, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.ClusterStatus, error) {
 			status, err := c.Status(ctx)
 			if err != nil {
 				return nil, err

@@ -8,12 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/internal/operate/doctor"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
 
 func doctorCommand() *cobra.Command {
@@ -34,7 +36,7 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		Example: `  indexer doctor
   indexer doctor --nats nats://nats-1:4222 --json`,
 	}
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	var tokenFile string
 	cmd.Flags().StringVar(&tokenFile, "engine-http-token-file", "", "file with the API key that engines want over HTTP")
 	var keyed []string
@@ -43,12 +45,12 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 	rule := cli.DialFlag(cmd.Flags(), "networks in which engines are asked")
 	cmd.Flags().Lookup("timeout").Usage = "how long each check may take"
 	cmd.Flags().Lookup("timeout").DefValue = "20s"
-	a.timeout = 20 * time.Second
+	a.Timeout = 20 * time.Second
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := a.check(); err != nil {
+		if err := a.Check(); err != nil {
 			return err
 		}
-		if _, err := a.nats.Options(""); err != nil {
+		if _, err := a.NATS.Options(""); err != nil {
 			return err
 		}
 		token, err := cli.TokenFile("engine-http-token-file", tokenFile)
@@ -65,23 +67,19 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		if err := wrong.Usage(); err != nil {
 			return err
 		}
-		over, err := a.http.client()
+		over, err := a.OverHTTP()
 		if err != nil {
 			return err
 		}
 		r := doctor.Examine(cmd.Context(), doctor.Config{
-			Namespace: a.namespace, Shown: a.nats.Shown(), Timeout: a.timeout, EngineToken: token, OverHTTP: over,
+			Namespace: a.Namespace, Shown: a.NATS.Shown(), Timeout: a.Timeout, EngineToken: token, OverHTTP: over,
 			EngineAddresses: engines, Rule: allowed,
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
-				return a.nats.ConnectCore(ctx, "kvatlas indexer")
+				return a.NATS.ConnectCore(ctx, "kvatlas indexer")
 			},
 			Progress: func(c doctor.Result) { cli.Fprintln(os.Stderr, tables.Progress(c)) },
 		})
-		if a.json {
-			err = cli.PrintJSON(os.Stdout, r)
-		} else {
-			err = printed(os.Stdout, func(w io.Writer) { tables.Findings(w, r) })
-		}
+		err = a.Print(r, func(w io.Writer) { tables.Findings(w, r) })
 		errs, unable := r.Findings(doctor.Error), r.Unable()
 		switch {
 		case err != nil:

@@ -9,15 +9,17 @@ import (
 	"os"
 	"slices"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/operate/dump"
 	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
 
 func dumpCommand() *cobra.Command {
@@ -33,7 +35,7 @@ bucket, whether an indexer runs or not, and so belongs to the place in the log t
 its own fields: of a hybrid model, what its groups serve and hold.`,
 		Example: `  indexer dump --now | indexer load --model llama --block-size 16 --namespace copy`,
 	}
-	a := storeFlags(cmd)
+	a := remote.StoreFlags(cmd)
 	if err := cmd.Flags().MarkHidden("json"); err != nil { // it is JSON anyway
 		panic(err)
 	}
@@ -41,7 +43,7 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 	cmd.Flags().BoolVar(&now, "now", false, "have the running indexer write snapshots first")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if now {
-			list, err := ask(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
+			list, err := remote.Ask(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
 				return c.Snapshot(ctx)
 			})
 			if err == nil {
@@ -51,7 +53,7 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 				return err
 			}
 		}
-		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+		return a.Reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
 			out := bufio.NewWriterSize(os.Stdout, 1<<16)
 			ranks, missing := 0, 0
 			err := dump.Write(ctx, ns, events.WorkerID(worker), out, func(d dump.Dumped) {
@@ -94,7 +96,7 @@ With --worker all lines are of that worker, and need not name it: {"event_id":..
 too.`,
 		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
 	}
-	a := storeFlags(cmd)
+	a := remote.StoreFlags(cmd)
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.Flags().StringVar(&worker, "worker", "", "the worker that all lines are of; default: each names its own")
 	cmd.Flags().StringVar(&id.Model, "model", "", "model that the workers serve (required)")
@@ -115,7 +117,7 @@ too.`,
 			defer f.Close()
 			in = f
 		}
-		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+		return a.Reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
 			loaded, err := dump.Load(ctx, ns, in, id, events.WorkerID(worker))
 			if errors.Is(err, dump.ErrLine) {
 				return cli.UsageErrorf("%w", err)
@@ -123,7 +125,7 @@ too.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
+			if a.JSON {
 				return cli.PrintJSON(os.Stdout, loaded)
 			}
 			cli.Fprintf(os.Stdout, "%d lines: %d events of %d ranks published, with %d blocks\n", loaded.Lines, loaded.Events,

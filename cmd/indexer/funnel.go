@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
-	"github.com/spf13/cobra"
 )
 
 func funnelCommand() *cobra.Command {
@@ -21,17 +23,17 @@ were lost. All nodes are asked, and the answer says which of them did not answer
 		Example: `  indexer funnel --model llama
   indexer funnel --model llama --since 30m --json`,
 	}
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.Flags().StringVar(&r.Model, "model", "", "the model (required)")
 	cmd.Flags().StringVar(&r.Since, "since", api.FunnelSince.String(), "how far back to look; at most 1h")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if r.Model == "" {
-			return a.refused(cli.UsageErrorf("--model is missing: name the model whose prompts are looked at"))
+			return a.Refused(cli.UsageErrorf("--model is missing: name the model whose prompts are looked at"))
 		}
 		if err := r.Check(); err != nil {
-			return a.refused(cli.UsageErrorf("--since: %s", api.AsError(err).Message))
+			return a.Refused(cli.UsageErrorf("--since: %s", api.AsError(err).Message))
 		}
-		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Funnel, error) {
+		_, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Funnel, error) {
 			return c.Funnel(ctx, &r)
 		}, tables.Funnel)
 		return err

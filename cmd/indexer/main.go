@@ -4,11 +4,12 @@ package main
 import (
 	"os"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/tools/bench/command"
 	"github.com/kvatlas/kvatlas/tools/demo"
 	"github.com/kvatlas/kvatlas/tools/routesim"
-	"github.com/spf13/cobra"
 )
 
 func main() { os.Exit(cli.Main(rootCommand())) }

@@ -2,31 +2,21 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"io"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
-	"github.com/kvatlas/kvatlas/pkg/client"
-	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 )
 
 func namespaceCommand() *cobra.Command {
 	return cli.Group(&cobra.Command{Use: "namespace", Short: "Work with what a namespace has on the NATS servers"},
 		namespaceDeleteCommand())
-}
-
-// deletedNamespace lists the streams and buckets of a namespace, and whether they were deleted, in JSON.
-type deletedNamespace struct {
-	Namespace string                `json:"namespace"`
-	Deleted   bool                  `json:"deleted"`
-	Streams   []jetstream.StreamUse `json:"streams"`
 }
 
 func namespaceDeleteCommand() *cobra.Command {
@@ -43,7 +33,7 @@ indexer node.`,
 		Example: `  indexer namespace delete --namespace prod
   indexer namespace delete --namespace prod --yes`,
 	}
-	a := storeFlags(cmd)
+	a := remote.StoreFlags(cmd)
 	f := cmd.Flags()
 	f.BoolVar(&yes, "yes", false, "delete; without it the command only lists")
 	f.BoolVar(&dry, "dry-run", false, "only list, as without --yes")
@@ -52,87 +42,35 @@ indexer node.`,
 		if yes && dry {
 			return cli.UsageErrorf("--yes and --dry-run exclude each other")
 		}
-		if err := a.check(); err != nil {
+		if err := a.Check(); err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), max(a.timeout, time.Minute))
+		ctx, cancel := context.WithTimeout(cmd.Context(), max(a.Timeout, time.Minute))
 		defer cancel()
-		conn, err := a.nats.Connect(ctx, "kvatlas indexer", a.timeout)
+		conn, err := a.Connect(ctx)
 		if err != nil {
-			return denied(err)
+			return err
 		}
 		defer conn.Close()
-		d := deletedNamespace{Namespace: a.namespace}
-		if d.Streams, err = conn.NamespaceStreams(ctx, a.namespace); err != nil {
-			return denied(err)
+		d, err := upkeep.ListNamespace(ctx, conn, a.Namespace)
+		if err != nil {
+			return remote.Denied(err)
 		}
-		if len(d.Streams) == 0 {
-			return fmt.Errorf("namespace %q has no stream or bucket on this NATS server: it was deleted, or --namespace or "+
-				"--nats names another", a.namespace)
+		if yes && !force {
+			if err := upkeep.InUse(ctx, conn, a.Namespace, a.Timeout); err != nil {
+				return err
+			}
 		}
 		if yes {
-			if !force {
-				if err := a.inUse(ctx, conn); err != nil {
-					return err
-				}
+			if err := d.Delete(ctx, conn); err != nil {
+				return remote.Denied(err)
 			}
-			for _, s := range d.Streams { // the record is the last: an interrupted command can be repeated
-				if err := conn.DeleteStream(ctx, s.Name); err != nil {
-					return denied(err)
-				}
-			}
-			d.Deleted = true
 		}
-		if a.json {
-			return cli.PrintJSON(os.Stdout, d)
+		err = a.Print(d, func(w io.Writer) { tables.Deletion(w, d) })
+		if err == nil && !a.JSON {
+			tables.DeletionNote(os.Stderr, d)
 		}
-		rows := make([][]any, len(d.Streams))
-		for i, s := range d.Streams {
-			kind := "log"
-			if s.Bucket != "" {
-				kind = "bucket " + s.Bucket
-			}
-			rows[i] = []any{s.Name, kind, s.Messages, cli.Bytes(s.Bytes)}
-		}
-		cli.Table(os.Stdout, []string{"STREAM", "KIND", "MESSAGES", "SIZE"}, rows)
-		if yes {
-			cli.Fprintf(os.Stderr, "%s deleted\n", cli.Count(uint64(len(rows)), "stream"))
-		} else {
-			cli.Fprintln(os.Stderr, "nothing is deleted; stop the indexers and shims of the namespace, and repeat with --yes")
-		}
-		return nil
-	}
-	return cmd
-}
-
-// inUse returns an error if an indexer or a shim of the namespace answers.
-func (a *asking) inUse(ctx context.Context, conn *jetstream.Conn) error {
-	c, err := client.NATS(conn.NATS(), a.namespace, client.Options{Absent: time.Millisecond})
-	if err != nil {
 		return err
 	}
-	defer c.Close()
-	asking, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	if s, err := c.Status(asking); err == nil {
-		return fmt.Errorf("indexer %s serves namespace %q; stop all indexers and shims first, or give --force", s.Node,
-			a.namespace)
-	}
-	ns, err := jetstream.OpenNamespace(ctx, conn, a.namespace)
-	if err != nil {
-		return nil // without a record no shim runs
-	}
-	shims := make([]error, ns.Partitions())
-	var all sync.WaitGroup
-	for p := range shims {
-		all.Go(func() {
-			list, err := control.WhoAll(ctx, ns, events.Partition(p))
-			if shims[p] = err; len(list) > 0 {
-				shims[p] = fmt.Errorf("%s run in partition %d, the first for %s; stop them, or give --force",
-					cli.Count(uint64(len(list)), "shim"), p, list[0].Key())
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(shims...)
+	return cmd
 }

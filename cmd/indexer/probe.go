@@ -2,19 +2,15 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"net/http"
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
+	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
-
-// maxProbeText is how much of a refusal's text is printed, in bytes.
-const maxProbeText = 512
 
 func probeCommand() *cobra.Command {
 	var timeout time.Duration
@@ -37,25 +33,7 @@ its monitoring port.`,
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		return probe(ctx, args[0])
+		return upkeep.Probe(ctx, args[0])
 	}
 	return cmd
-}
-
-// probe is nil if a GET of the URL is answered with 200.
-func probe(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil { // which repeats the URL, and a password in it
-		return cli.UsageErrorf("%q cannot be read as a URL", jetstream.ShownAddress(url))
-	}
-	reply, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer reply.Body.Close()
-	if reply.StatusCode == http.StatusOK {
-		return nil
-	}
-	text, _ := io.ReadAll(io.LimitReader(reply.Body, maxProbeText))
-	return fmt.Errorf("%s: %s: %s", req.URL.Redacted(), reply.Status, strings.TrimSpace(string(text)))
 }

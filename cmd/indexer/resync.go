@@ -2,15 +2,18 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"fmt"
-	"os"
+	"errors"
+	"io"
+
+	"github.com/spf13/cobra"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
 
 func resyncCommand() *cobra.Command {
@@ -25,43 +28,22 @@ for what is in doubt. Indexers ask by themselves when the log has lost something
 run. Exit status 1 if no shim answers.`,
 		Example: `  indexer resync --worker w1`,
 	}
-	a := storeFlags(cmd)
+	a := remote.StoreFlags(cmd)
 	cmd.Flags().Uint32Var(&partition, "partition", 0, "all workers of this partition")
 	cmd.Flags().StringVar(&worker, "worker", "", "this instance, all its ranks")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if cmd.Flags().Changed("partition") == (worker != "") {
 			return cli.UsageErrorf("give one of --partition and --worker")
 		}
-		return a.reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
-			p, err := events.Partition(partition), error(nil)
-			if worker != "" {
-				p, err = ns.PartitionOf(events.WorkerID(worker))
-			} else if partition >= ns.Partitions() {
-				err = cli.UsageErrorf("there is no partition %d: there are %d, from 0", partition, ns.Partitions())
-			}
+		return a.Reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
+			shims, err := upkeep.Resync(ctx, ns, partition, events.WorkerID(worker))
 			if err != nil {
 				return err
 			}
-			shims, err := control.ResyncAll(ctx, ns, p, events.WorkerID(worker), control.ResyncRequest{ID: rand.Text()})
-			if err != nil {
-				return err
-			}
-			if a.json {
-				err = cli.PrintJSON(os.Stdout, map[string]any{"shims": append([]control.Shim{}, shims...)})
-			} else if len(shims) > 0 {
-				rows := make([][]any, len(shims))
-				for i, s := range shims {
-					replay := "yes"
-					if !s.Replay {
-						replay = "no"
-					}
-					rows[i] = []any{s.Instance, s.Rank, s.Incarnation, replay, s.Host, s.PID}
-				}
-				err = cli.Table(os.Stdout, []string{"WORKER", "RANK", "INCARNATION", "REPLAY", "HOST", "PROCESS"},
-					rows)
-			}
+			err = a.Print(map[string]any{"shims": append([]control.Shim{}, shims...)},
+				func(w io.Writer) { tables.Shims(w, shims) })
 			if err == nil && len(shims) == 0 {
-				err = fmt.Errorf("no shim answered")
+				err = errors.New("no shim answered")
 			}
 			return err
 		})

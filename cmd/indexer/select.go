@@ -2,20 +2,20 @@ package main
 
 import (
 	"context"
-	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
-	"github.com/spf13/cobra"
 )
 
 func selectCommand() *cobra.Command {
-	var prompt promptFlags
+	var prompt remote.Prompt
 	var r api.SelectRequest
 	var pin, role string
 	var temperature float64
@@ -31,8 +31,8 @@ POST /v1/free, or lets it expire.`,
   indexer select --model llama --tokens-file prompt.json --disaggregated
   indexer select --model llama --tokens-file prompt.json --policy least_load --json`,
 	}
-	a := askingFlags(cmd)
-	prompt.add(cmd, "choose among these workers only")
+	a := remote.Flags(cmd)
+	prompt.Add(cmd, "choose among these workers only")
 	f := cmd.Flags()
 	f.StringVar(&r.Policy, "policy", "",
 		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default: that of the nodes)")
@@ -50,7 +50,7 @@ POST /v1/free, or lets it expire.`,
 	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default: that of the nodes)")
 	f.BoolVar(&r.Explain, "explain", false, "show each candidate's cost, and which rule dropped whom")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		q, err := prompt.read(cmd)
+		q, err := prompt.Read(cmd)
 		if err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ POST /v1/free, or lets it expire.`,
 		r.Query, r.Book, r.Role = q, r.RequestID != "", routing.Role(role)
 		r.Explain, r.Diagnostic = explain, !r.Book // who books a request by hand sends it
 		if pin != "" {
-			if r.Pinned, err = target("pin", pin); err != nil {
+			if r.Pinned, err = remote.ParseRank("pin", pin); err != nil {
 				return err
 			}
 		}
@@ -66,32 +66,14 @@ POST /v1/free, or lets it expire.`,
 			r.Overrides = &routing.Overrides{RouterTemperature: &temperature}
 		}
 		if err := r.Check(); err != nil {
-			return a.refused(cli.UsageErrorf("%w", err))
+			return a.Refused(cli.UsageErrorf("%w", err))
 		}
-		_, err = show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Selection, error) {
+		_, err = remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Selection, error) {
 			return c.Select(ctx, &r)
 		}, tables.Selection)
 		return err
 	}
 	return cmd
-}
-
-// target reads WORKER or WORKER/RANK of a flag.
-func target(flag, text string) (*routing.Target, error) {
-	worker, rank, has := text, "", false
-	if i := strings.LastIndexByte(text, '/'); i >= 0 {
-		worker, rank, has = text[:i], text[i+1:], true
-	}
-	t := &routing.Target{Worker: events.WorkerID(worker)}
-	if has {
-		v, err := strconv.ParseUint(rank, 10, 32)
-		if err != nil {
-			return nil, cli.UsageErrorf("--%s %q: the rank is %.40q, not an unsigned 32-bit number", flag, text, rank)
-		}
-		t.Rank = new(events.Rank)
-		*t.Rank = events.Rank(v)
-	}
-	return t, nil
 }
 
 func loadsCommand() *cobra.Command {
@@ -106,10 +88,10 @@ tokens; the policy kvatlas uses them.`,
 		Example: `  indexer loads
   indexer loads --model llama --json`,
 	}
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.Flags().StringVar(&model, "model", "", "of this model only")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.LoadList, error) {
+		_, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.LoadList, error) {
 			return c.Loads(ctx, model)
 		}, tables.Loads)
 		return err

@@ -13,15 +13,17 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/server"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
 
 // serving holds the settings of indexer serve.
@@ -223,7 +225,7 @@ func (s *serving) run(ctx context.Context, log *slog.Logger) error {
 // embedded is nil.
 func (s *serving) connect(ctx context.Context, log *slog.Logger) (conn *jetstream.Conn, embedded *natsserver.Server,
 	err error) {
-	options, err := s.nats.Options(indexerConnection + s.ID)
+	options, err := s.nats.Options(upkeep.IndexerConnection + s.ID)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -5,16 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+
+	"github.com/spf13/cobra"
 
 	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
 
 func snapshotCommand() *cobra.Command {
@@ -30,17 +31,11 @@ func snapshotNowCommand() *cobra.Command {
 its chunks, and NEW those of the chunks that were written: one that is as it was in the snapshot before is not written
 again.`,
 	}
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		list, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
+		list, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
 			return c.Snapshot(ctx)
-		}, func(w io.Writer, list *api.SnapshotList) {
-			rows := make([][]any, len(list.Snapshots))
-			for i, s := range list.Snapshots {
-				rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
-			}
-			cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "NEW"}, rows)
-		})
+		}, tables.Snapshots)
 		if err == nil {
 			err = survey.Unwritten(list)
 		}
@@ -57,7 +52,7 @@ func snapshotListCommand() *cobra.Command {
 whether an indexer runs or not. SEQ is the last message of the log that a snapshot stands for, SIZE the bytes of all its
 chunks, NEW those of the chunks that the snapshot before has not.`,
 	}
-	a := storeFlags(cmd)
+	a := remote.StoreFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		_, err := showGenerations(cmd.Context(), a, false)
 		return err
@@ -74,7 +69,7 @@ starts. It is read from NATS, whether an indexer runs or not. Exit status 1 if a
 says which chunk and why. A snapshot that is whole and no longer fits the log (the stream was made anew) is told of
 and is no failure.`,
 	}
-	a := storeFlags(cmd)
+	a := remote.StoreFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		list, err := showGenerations(cmd.Context(), a, true)
 		if list == nil {
@@ -95,15 +90,12 @@ and is no failure.`,
 }
 
 // showGenerations prints the snapshots in the bucket. The list is nil if they could not be read.
-func showGenerations(ctx context.Context, a *asking, verify bool) (list *api.GenerationList, err error) {
-	err = a.reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) (err error) {
-		switch list, err = node.Generations(ctx, ns, verify); {
-		case err != nil:
+func showGenerations(ctx context.Context, a *remote.Target, verify bool) (list *api.GenerationList, err error) {
+	err = a.Reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) (err error) {
+		if list, err = node.Generations(ctx, ns, verify); err != nil {
 			return err
-		case a.json:
-			return cli.PrintJSON(os.Stdout, list)
 		}
-		return printed(os.Stdout, func(w io.Writer) { tables.Generations(w, list) })
+		return a.Print(list, func(w io.Writer) { tables.Generations(w, list) })
 	})
 	return list, err
 }

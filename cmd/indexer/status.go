@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
-	"github.com/spf13/cobra"
 )
 
 func statusCommand() *cobra.Command {
@@ -28,7 +30,7 @@ partition's replicas on all nodes are compared at one place; exit status 1 if an
   indexer status --node indexer-1 --json
   indexer status --verify`,
 	}
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too, and compare those of all nodes")
 	cmd.Flags().StringVar(&node, "node", "", "show this node alone")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -36,13 +38,13 @@ partition's replicas on all nodes are compared at one place; exit status 1 if an
 			return cli.UsageErrorf("--verify compares all nodes; it does not go with --node")
 		}
 		if !verify && node == "" {
-			r, err := show(cmd.Context(), a, survey.Nodes, tables.Report)
+			r, err := remote.Show(cmd.Context(), a, survey.Nodes, tables.Report)
 			if err != nil {
 				return err
 			}
 			return survey.Failure(r.Problems)
 		}
-		s, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Status, error) {
+		s, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Status, error) {
 			if verify {
 				return c.Verify(ctx, nil)
 			}

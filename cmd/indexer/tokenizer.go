@@ -6,10 +6,12 @@ import (
 	"io"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
-	"github.com/spf13/cobra"
 )
 
 func tokenizerCommand() *cobra.Command {
@@ -80,7 +82,7 @@ Texts that are refused here are counted only: their requests are routed by load.
 		if asJSON {
 			err = cli.PrintJSON(cmd.OutOrStdout(), compared)
 		} else {
-			err = printed(cmd.OutOrStdout(), func(w io.Writer) { tables.Compared(w, compared) })
+			err = remote.Buffered(cmd.OutOrStdout(), func(w io.Writer) { tables.Compared(w, compared) })
 		}
 		if err != nil {
 			return err

@@ -2,22 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/gdamore/tcell/v2"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/operate/top"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
-	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 )
 
 func topCommand() *cobra.Command {
@@ -42,8 +37,7 @@ twice, --interval apart, for the rates.`,
   indexer top --sort prefill --filter decode
   indexer top --once`,
 	}
-	a := connectFlags(cmd)
-	a.http.add(cmd.Flags())
+	a := remote.TextFlags(cmd)
 	f := cmd.Flags()
 	f.DurationVar(&interval, "interval", 2*time.Second, "how long to wait between two looks")
 	f.BoolVar(&once, "once", false, "print one frame as text, and end")
@@ -57,30 +51,30 @@ twice, --interval apart, for the rates.`,
 		if err != nil {
 			return cli.UsageErrorf("--sort: %w", err)
 		}
-		if err := a.check(); err != nil {
+		if err := a.Check(); err != nil {
 			return err
 		}
 		var screen tcell.Screen
 		if !once {
-			if screen, err = terminal(); err != nil {
+			if screen, err = top.Terminal(); err != nil {
 				return cli.UsageErrorf("%w; --once prints a frame as text", err)
 			}
 		}
 		ctx := cmd.Context()
-		connecting, cancel := context.WithTimeout(ctx, a.timeout)
+		connecting, cancel := context.WithTimeout(ctx, a.Timeout)
 		defer cancel()
-		c, err := a.open(connecting)
+		c, err := a.Open(connecting)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
 		look := func(ctx context.Context) (*top.Look, error) {
-			ctx, cancel := context.WithTimeout(ctx, a.timeout)
+			ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 			defer cancel()
-			return lookAt(ctx, c.Client)
+			return top.LookAt(ctx, c.Client)
 		}
-		if c.conn != nil {
-			look = a.lookOverNATS(c, look)
+		if c.Conn != nil {
+			look = top.WhileConnected(c.Conn, a.NATS.Shown(), look)
 		}
 		if once {
 			return top.Once(ctx, os.Stdout, v, look, interval)
@@ -88,83 +82,4 @@ twice, --interval apart, for the rates.`,
 		return top.Run(ctx, screen, v, look, interval)
 	}
 	return cmd
-}
-
-// lookOverNATS returns a look that ends with the connection, since its answers are lost then.
-func (a *asking) lookOverNATS(c *asked, look func(context.Context) (*top.Look, error)) func(context.Context) (*top.Look,
-	error) {
-	changes := c.conn.NATS().StatusChanged()
-	return func(ctx context.Context) (*top.Look, error) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		away := fmt.Errorf("NATS at %s does not answer; it is waited for", a.nats.Shown())
-		if !c.conn.Connected() {
-			return nil, away
-		}
-		go func() {
-			for {
-				select {
-				case <-changes:
-					if !c.conn.Connected() {
-						cancel()
-					}
-				case <-ctx.Done():
-					return
-				}
-			}
-		}()
-		l, err := look(ctx)
-		if err != nil && !c.conn.Connected() {
-			err = away
-		}
-		return l, err
-	}
-}
-
-// terminal is the one that standard output goes to.
-func terminal() (tcell.Screen, error) {
-	if out, err := os.Stdout.Stat(); err != nil || out.Mode()&os.ModeCharDevice == 0 {
-		return nil, errors.New("standard output is no terminal")
-	}
-	s, err := tcell.NewScreen()
-	if err != nil {
-		return nil, fmt.Errorf("a terminal of type %q (TERM) cannot be used: %w", os.Getenv("TERM"), err)
-	}
-	return s, nil
-}
-
-// lookAt requests all parts at once.
-func lookAt(ctx context.Context, c *client.Client) (*top.Look, error) {
-	l := &top.Look{}
-	var report *survey.Report
-	var noStatus, noWorkers error
-	var all sync.WaitGroup
-	all.Go(func() { report, noStatus = survey.Nodes(ctx, c) })
-	all.Go(func() {
-		l.Workers, noWorkers = c.Workers(ctx)
-		l.At = time.Now()
-	})
-	all.Go(func() {
-		if l.Loads, l.NoLoads = c.Loads(ctx, ""); l.NoLoads != nil {
-			l.Loads = nil
-		}
-	})
-	all.Go(func() {
-		if engines, err := c.EngineLoads(ctx); err == nil {
-			l.Engines = engines
-		}
-	})
-	all.Wait()
-	if err := errors.Join(noWorkers, noStatus); err != nil {
-		return nil, err
-	}
-	l.Namespace, l.Problems = report.Namespace, report.Problems
-	for _, n := range report.Nodes {
-		state := api.NodeState{Node: n.Node, Zone: n.Zone, Status: n.Status}
-		if n.Error != "" {
-			state.Error = api.Errorf(api.CodeUnavailable, "%s", n.Error)
-		}
-		l.Nodes = append(l.Nodes, state)
-	}
-	return l, nil
 }

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/spf13/cobra"
 )
 
 func workersCommand() *cobra.Command {
@@ -25,9 +27,9 @@ registered of each.`,
   indexer workers change w1 --role decode --taint gpu=h100`,
 	}
 	cmd.AddCommand(drainCommand(), undrainCommand(), changeCommand(), registerCommand(), removeCommand())
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.WorkerList, error) {
+		_, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.WorkerList, error) {
 			return c.Workers(ctx)
 		}, tables.Workers)
 		return err
@@ -38,10 +40,10 @@ registered of each.`,
 // changing requests a change of the worker in the argument, and prints the result.
 func changing(cmd *cobra.Command,
 	change func(context.Context, *client.Client, events.WorkerID) (*api.Worker, error)) *cobra.Command {
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Worker, error) {
+		_, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Worker, error) {
 			return change(ctx, c, events.WorkerID(args[0]))
 		}, tables.Worker)
 		return err

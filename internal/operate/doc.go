@@ -6,5 +6,6 @@
 //   - metrics exports the status to Prometheus
 //   - survey collects the status of all nodes
 //   - top shows the fleet live in a terminal
+//   - upkeep changes a deployment: forget, resync, delete a namespace, hand over a NATS server
 //   - watch streams changes of the fleet to its subscribers
 package operate

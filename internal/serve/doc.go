@@ -2,6 +2,7 @@
 //
 //   - cli reads settings and flags, formats tables and sets exit codes
 //   - page contains the files of the live page
+//   - remote sends the requests of commands to running indexers
 //   - server runs the parts of a node together and serves NATS, HTTP and gRPC
 //   - shimport serves the state of a shim's process over HTTP
 //   - tables prints the answers of indexers for people

@@ -8,6 +8,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
+// Snapshots prints a line for each snapshot that was written.
+func Snapshots(w io.Writer, list *api.SnapshotList) {
+	rows := make([][]any, len(list.Snapshots))
+	for i, s := range list.Snapshots {
+		rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
+	}
+	cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "NEW"}, rows)
+}
+
 // Generations prints a line for each snapshot in the bucket, and the reasons why snapshots are unusable.
 func Generations(w io.Writer, list *api.GenerationList) {
 	if len(list.Generations) == 0 {

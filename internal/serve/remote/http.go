@@ -1,4 +1,4 @@
-package main
+package remote
 
 import (
 	"context"
@@ -31,8 +31,9 @@ func (h *httpFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&h.ca, "http-ca", "", "file with the authorities that vouch for the indexers of --http")
 }
 
-// client returns a client of the indexers; nil without --http.
-func (h *httpFlags) client() (*client.Client, error) {
+// OverHTTP returns a client of the indexers of --http; nil without --http.
+func (t *Target) OverHTTP() (*client.Client, error) {
+	h := &t.http
 	if len(h.urls) == 0 {
 		if h.tokenFile != "" || h.ca != "" {
 			return nil, cli.UsageErrorf("--http-token-file and --http-ca need --http")
@@ -67,63 +68,64 @@ func (h *httpFlags) client() (*client.Client, error) {
 // shown returns the URLs without secrets.
 func (h *httpFlags) shown() string { return jetstream.ShownAddress(strings.Join(h.urls, ",")) }
 
-// asked is a client of the indexers with its NATS connection; the connection is nil over HTTP.
-type asked struct {
+// Client is a client of the indexers with its connection to NATS.
+type Client struct {
 	*client.Client
-	conn *jetstream.Conn
+	Conn *jetstream.Conn // nil over HTTP
 }
 
-func (o *asked) Close() {
-	o.Client.Close()
-	if o.conn != nil {
-		o.conn.Close()
+// Close closes the client and the connection.
+func (c *Client) Close() {
+	c.Client.Close()
+	if c.Conn != nil {
+		c.Conn.Close()
 	}
 }
 
-// open connects to the indexers: over NATS, or over HTTP if --http is given and --nats is not, or does not answer.
-func (a *asking) open(ctx context.Context) (*asked, error) {
-	over, err := a.http.client()
+// Open connects to the indexers: over NATS, or over HTTP if --http is given and --nats is not, or does not answer.
+func (t *Target) Open(ctx context.Context) (*Client, error) {
+	over, err := t.OverHTTP()
 	if err != nil {
 		return nil, err
 	}
 	connecting := ctx
 	if over != nil {
-		if !a.flags.Changed("nats") {
-			return a.overHTTP(ctx, over)
+		if !t.flags.Changed("nats") {
+			return t.sameNamespace(ctx, over)
 		}
-		half, cancel := context.WithTimeout(ctx, a.timeout/2)
+		half, cancel := context.WithTimeout(ctx, t.Timeout/2)
 		defer cancel()
 		connecting = half
 	}
-	conn, err := a.nats.ConnectCore(connecting, "kvatlas indexer")
+	conn, err := t.NATS.ConnectCore(connecting, connection)
 	switch {
 	case err == nil:
-		c, err := client.NATS(conn.NATS(), a.namespace, client.Options{})
+		c, err := client.NATS(conn.NATS(), t.Namespace, client.Options{})
 		if err != nil {
 			conn.Close()
 			return nil, err
 		}
-		return &asked{c, conn}, nil
+		return &Client{c, conn}, nil
 	case !errors.Is(err, jetstream.ErrUnavailable):
 		return nil, err
 	case over == nil:
 		return nil, fmt.Errorf("%w; a running indexer answers over HTTP too: --http URL", err)
 	}
-	cli.Fprintf(os.Stderr, "NATS at %s does not answer; %s is asked over HTTP\n", a.nats.Shown(), a.http.shown())
-	return a.overHTTP(ctx, over)
+	cli.Fprintf(os.Stderr, "NATS at %s does not answer; %s is asked over HTTP\n", t.NATS.Shown(), t.http.shown())
+	return t.sameNamespace(ctx, over)
 }
 
-// overHTTP refuses indexers of another namespace than --namespace.
-func (a *asking) overHTTP(ctx context.Context, c *client.Client) (*asked, error) {
-	if a.flags.Changed("namespace") {
+// sameNamespace rejects an indexer over HTTP with another namespace than --namespace.
+func (t *Target) sameNamespace(ctx context.Context, c *client.Client) (*Client, error) {
+	if t.flags.Changed("namespace") {
 		s, err := c.Status(ctx)
 		if err != nil && client.CodeOf(err) != api.CodeForbidden {
 			return nil, err
 		}
-		if err == nil && s.Namespace != a.namespace {
-			return nil, cli.UsageErrorf("--http: the indexer at %s serves namespace %q, and --namespace is %q", a.http.shown(),
-				s.Namespace, a.namespace)
+		if err == nil && s.Namespace != t.Namespace {
+			return nil, cli.UsageErrorf("--http: the indexer at %s serves namespace %q, and --namespace is %q", t.http.shown(),
+				s.Namespace, t.Namespace)
 		}
 	}
-	return &asked{c, nil}, nil
+	return &Client{c, nil}, nil
 }
