@@ -143,8 +143,8 @@ func matrix(p, q events.Partition) []matrixRow {
 	for op, users := range map[string][]string{
 		"OpFind": askers, "OpWorkers": askers, "OpStatus": askers, "OpLoads": askers, "OpPotentialLoads": askers,
 		"OpEngineLoads": askers, "OpFunnel": askers,
-		"OpSelect": routers, "OpBook": routers, "OpPrefillComplete": routers, "OpOutputBlock": routers, "OpFree": routers,
-		"OpEngineLoad": routers, "OpReport": routers,
+		"OpSelect": routers, "OpBook": routers, "OpPrefillComplete": routers, "OpProgress": routers,
+		"OpOutputBlock": routers, "OpFree": routers, "OpEngineLoad": routers, "OpReport": routers,
 		"OpRegisterWorker": managers, "OpChangeWorker": managers, "OpRemoveWorker": managers,
 		"OpVerify": nodeOnly, "OpSnapshot": nodeOnly, "OpBlockHistory": nodeOnly, "OpRecorded": nodeOnly,
 		"OpPrefixes": nodeOnly,

@@ -176,7 +176,7 @@ func (s *serving) rows() cli.Flags {
 			"run the chat templates that requests bring (chat_template), in place of the model's own; by default such requests "+
 				"are refused, as by vLLM without --trust-request-chat-template"),
 		cli.Var(&s.RequestExpiry, "request-expiry", 300*time.Second,
-			"age at which a request that was booked and not freed is forgotten; the same on all nodes",
+			"time without progress after which a booked request is forgotten; the same on all nodes",
 			cli.Positive[time.Duration](),
 			cli.Is(func(d time.Duration) bool { return d <= load.MaxExpiry }, "is more than %v", load.MaxExpiry)),
 		cli.Var(&s.MaxRequests, "max-requests", load.DefaultRequests,

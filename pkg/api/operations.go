@@ -19,6 +19,7 @@ const (
 	OpSelect          = "select"           // SelectRequest → Selection
 	OpBook            = "book"             // BookRequest → Booking
 	OpPrefillComplete = "prefill_complete" // RequestRef → Done
+	OpProgress        = "progress"         // RequestRef → Done
 	OpOutputBlock     = "output_block"     // RequestRef → Done
 	OpFree            = "free"             // RequestRef → Done
 	OpLoads           = "loads"            // LoadsRequest, or nothing → LoadList
@@ -172,6 +173,11 @@ var Operations = []*Operation{
 		Name: OpPrefillComplete, Routes: post("/v1/prefill_complete"), Access: AccessRoute, AnyNode: true, Granted: true,
 		Summary: "The prompt of a booked request is computed", Codes: bookingCodes,
 		method: router(done(Router.PrefillComplete)),
+	},
+	{
+		Name: OpProgress, Routes: post("/v1/progress"), Access: AccessRoute, AnyNode: true, Granted: true,
+		Summary: "A booked request is still running: `--request-expiry` starts again", Codes: bookingCodes,
+		method: router(done(Router.Progress)),
 	},
 	{
 		Name: OpOutputBlock, Routes: post("/v1/output_block"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,

@@ -54,6 +54,7 @@ func TestSentOnce(t *testing.T) {
 	}{
 		{OpFind, &Query{}, false}, {OpSelect, &SelectRequest{}, false}, {OpSelect, &SelectRequest{Book: true}, true},
 		{OpBook, &BookRequest{}, true}, {OpOutputBlock, &RequestRef{}, true}, {OpPrefillComplete, &RequestRef{}, false},
+		{OpProgress, &RequestRef{}, false},
 		{OpSnapshot, nil, true}, {OpStatus, nil, false}, {OpChangeWorker, &WorkerChange{}, false},
 	} {
 		if got := OperationOf(c.op).SentOnce(c.request); got != c.want {

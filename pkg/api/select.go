@@ -262,6 +262,7 @@ type Router interface {
 	Select(ctx context.Context, r *SelectRequest) (*Selection, error)
 	Book(ctx context.Context, r *BookRequest) (*Booking, error)
 	PrefillComplete(ctx context.Context, r *RequestRef) error
+	Progress(ctx context.Context, r *RequestRef) error
 	OutputBlock(ctx context.Context, r *RequestRef) error
 	Free(ctx context.Context, r *RequestRef) error
 	Loads(ctx context.Context, r *LoadsRequest) (*LoadList, error)

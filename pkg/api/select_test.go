@@ -33,6 +33,7 @@ func (s *routerStub) done(op string, r *RequestRef) error {
 func (s *routerStub) PrefillComplete(_ context.Context, r *RequestRef) error {
 	return s.done(OpPrefillComplete, r)
 }
+func (s *routerStub) Progress(_ context.Context, r *RequestRef) error { return s.done(OpProgress, r) }
 func (s *routerStub) OutputBlock(_ context.Context, r *RequestRef) error {
 	return s.done(OpOutputBlock, r)
 }
@@ -86,6 +87,7 @@ func TestRoutingRequests(t *testing.T) {
 				TrackPrefillTokens: &no, AssumeKVReuse: &yes, ExpectedOutputTokens: 4, SessionID: "s"},
 		},
 		OpPrefillComplete: {&RequestRef{Model: "m", RequestID: "r1"}},
+		OpProgress:        {&RequestRef{Model: "m", RequestID: "r1"}},
 		OpOutputBlock:     {&RequestRef{Model: "m", RequestID: "r1", DecayFraction: &fraction}},
 		OpFree:            {&RequestRef{Model: "m", RequestID: "r1"}},
 		OpLoads:           {&LoadsRequest{}, &LoadsRequest{Model: "m"}},

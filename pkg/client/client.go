@@ -177,13 +177,20 @@ func (c *Client) PrefillComplete(ctx context.Context, model, requestID string) e
 	return err
 }
 
+// Progress reports that a request is still running: its expiry starts again. It is idempotent.
+func (c *Client) Progress(ctx context.Context, model, requestID string) error {
+	_, err := call[api.Done](ctx, c, api.OpProgress, &RequestRef{Model: model, RequestID: requestID})
+	return err
+}
+
 // OutputBlock reports another full block of output of a request. The client sends it once.
 func (c *Client) OutputBlock(ctx context.Context, r *RequestRef) error {
 	_, err := call[api.Done](ctx, c, api.OpOutputBlock, r)
 	return err
 }
 
-// Free reports the end of a request. The client sends it once. A booking without Free expires.
+// Free reports the end of a request. The client sends it once. A booking without Free expires after a time without
+// Progress.
 func (c *Client) Free(ctx context.Context, model, requestID string) error {
 	_, err := call[api.Done](ctx, c, api.OpFree, &RequestRef{Model: model, RequestID: requestID})
 	return err

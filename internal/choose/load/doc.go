@@ -5,6 +5,7 @@
 //	t := load.NewTable(origin, load.Limits{})
 //	err := t.Book(now, load.Booking{ID: id, Rank: rank, Hashes: seq, PrefillTokens: uncached})
 //	err = t.PrefillComplete(now, id)  // removes its prefill tokens
+//	err = t.Progress(now, id)         // restarts its expiry
 //	err = t.OutputBlock(now, id, 0.8) // adds a block; its private blocks weigh 0.8 from now on
 //	err = t.Free(now, id)             // removes its whole load
 //	rows = t.Loads(rows, seq)         // per rank: tokens, blocks, requests, and the depth of seq
@@ -12,10 +13,10 @@
 // The definition of a load, and its weight in a choice, are Dynamo's (crate dynamo-kv-router 1.6.1, sequences/ and
 // scheduling/selector). Blocks of several requests of one rank count once. A decay sets the weight of a request's
 // outputs and of the blocks of its prompt that no other request has. The weight stays with a block when other requests
-// begin to share it, and when the first one ends. A rank's sum is rounded half up. A booking expires at an absolute
-// age. There are two intended differences. Weights are fixed-point numbers, so that sums do not depend on their order.
-// The id of a request whose rank was removed is free again at the request's expiry, or after the first call that finds
-// the request gone, instead of at a separate sweep.
+// begin to share it, and when the first one ends. A rank's sum is rounded half up. There are three intended
+// differences. Weights are fixed-point numbers, so that sums do not depend on their order. The id of a request whose
+// rank was removed is free again at the request's expiry, or after the first call that finds the request gone, instead
+// of at a separate sweep. A booking expires after a time without progress, where Dynamo's expires at an absolute age.
 //
 // # Prompts are a trie
 //
@@ -35,9 +36,11 @@
 // defines the protocol and its guarantees. This package defines the contents of a request:
 //
 //   - States merge in any order: output blocks by node, with the greater count of each; flags by or; of two decays, the
-//     one after more outputs.
+//     one after more outputs; of two reports of progress, the later one.
 //   - A request expires at its age on the node of its booking. On other nodes it expires after the remaining time in
 //     the message, because clocks of hosts are not compared.
+//   - Progress sets the state to the age of the request, which restarts the expiry on every node. It does so once in an
+//     eighth of the expiry, so a stream of any rate sends at most eight messages within an expiry.
 //   - Every node refuses an id while a request has it. Two nodes may both accept an id if they are disconnected, or
 //     receive the bookings at the same moment. The writer of the request with the greater key ends it half a second
 //     after it has received both. Until then a call with the id may end either request.
@@ -68,8 +71,8 @@
 //     it expires.
 //   - A node that stops in good order first sends its changes, without waiting for other nodes. If it is disconnected,
 //     it guarantees as little as a killed node.
-//   - No request exceeds Limits.Expiry on the node of its booking. On other nodes it may live longer by the transit
-//     time of the booking, until they receive its end.
+//   - No request exceeds Limits.Expiry without progress on the node of its booking. On other nodes it may live longer
+//     by the transit time of the booking, until they receive its end.
 //
 // # The node's service
 //

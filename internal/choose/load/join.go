@@ -13,7 +13,7 @@ func (t *Table) put(now time.Duration, e *event) bool {
 		if next := r.state.join(e.state); !next.equal(&r.state) {
 			t.replace(now, r, next)
 		}
-		if deadline := now + left; deadline < r.deadline {
+		if deadline := now + left; deadline < r.deadline && e.extended == r.extended {
 			r.deadline = deadline
 			heap.Fix(&t.queue, r.due)
 		}

@@ -192,6 +192,11 @@ func (r *Replica) PrefillComplete(now time.Duration, model Model, id string) err
 	return r.with(now, model, id, func(t *Table) error { return t.PrefillComplete(now, id) })
 }
 
+// Progress is [Table.Progress].
+func (r *Replica) Progress(now time.Duration, model Model, id string) error {
+	return r.with(now, model, id, func(t *Table) error { return t.Progress(now, id) })
+}
+
 // OutputBlock is [Table.OutputBlock].
 func (r *Replica) OutputBlock(now time.Duration, model Model, id string, fraction float64) error {
 	return r.with(now, model, id, func(t *Table) error { return t.OutputBlock(now, id, fraction) })

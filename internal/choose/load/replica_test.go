@@ -69,7 +69,7 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 	}
 	w.heal()
 	w.run(3 * time.Second) // one more for two requests with one id, of which a node that died has booked one
-	// A booking whose node has died lives, with those who heard of it, for as long as it was under way longer.
+	// A booking of a dead node lives longer on other nodes, by the transit time of the booking.
 	late = 4*late + 3*time.Second
 	if err := w.check(late); err != nil {
 		return fmt.Errorf("%d nodes, after the faults: %w", len(w.nodes), err)
@@ -287,6 +287,61 @@ func TestLongExpiry(t *testing.T) {
 	}
 }
 
+// TestProgressExtendsExpiry reports progress of a request every 10 ms, at alternating nodes, for ten times the expiry.
+// The request stays on all nodes, also on a starting node, and nodes exchange few messages. A request without progress
+// expires.
+func TestProgressExtendsExpiry(t *testing.T) {
+	const expiry = 4 * time.Second
+	w := newWorld(*seed, 3, Limits{Expiry: expiry})
+	w.run(2 * time.Second)
+	m := testModels[0]
+	for _, id := range []string{"silent", "stream"} {
+		if err := w.nodes[0].Book(w.now, m, Booking{ID: id, Rank: rankKey(0), PrefillTokens: 10}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	booked := w.now
+	w.run(100 * time.Millisecond)
+	changes := uint64(0)
+	for i := range 10 * int(expiry/(10*time.Millisecond)) {
+		if i == 700 {
+			w.start(2)
+		}
+		n := w.nodes[i%2]
+		version := n.Table(m).ids["stream"].extended
+		report := n.PrefillComplete
+		if i%3 == 0 {
+			report = n.Progress
+		}
+		if err := report(w.now, m, "stream"); err != nil {
+			t.Fatalf("after %v: %v", w.now-booked, err)
+		}
+		if n.Table(m).ids["stream"].extended != version {
+			changes++
+		}
+		w.run(10 * time.Millisecond)
+	}
+	if changes < 70 || changes > 80 {
+		t.Errorf("%d changes in ten times the expiry, want eight in each", changes)
+	}
+	for _, n := range w.nodes {
+		table := n.Table(m)
+		if table.Has("silent") || !table.Has("stream") || table.Check() != nil {
+			t.Errorf("node %d: silent %v, stream %v, %v", n.place, table.Has("silent"), table.Has("stream"), table.Check())
+		}
+		r := table.ids["stream"]
+		if r != nil && table.sent(r).Round(100*time.Millisecond) != booked.Round(100*time.Millisecond) {
+			t.Errorf("node %d: the request was booked at %v, not %v", n.place, booked, table.sent(r))
+		}
+	}
+	w.run(expiry + time.Second)
+	for _, n := range w.nodes {
+		if n.Len() != 0 {
+			t.Errorf("node %d has %d requests after the expiry", n.place, n.Len())
+		}
+	}
+}
+
 // TestIdleModelsMakeRoom books in as many models as there may be, and then in as many others.
 func TestIdleModelsMakeRoom(t *testing.T) {
 	w := newWorld(*seed, 2, Limits{Expiry: 2 * time.Second})
@@ -326,7 +381,7 @@ func TestIdleModelsMakeRoom(t *testing.T) {
 	}
 }
 
-// TestANodeUsesAnIDAgain has a node whose first request's end was not heard when it books under the same id again.
+// TestANodeUsesAnIDAgain: the end of a node's request is lost, and the node books again with the same id.
 func TestANodeUsesAnIDAgain(t *testing.T) {
 	for _, order := range [][]uint64{{5, 9}, {9, 5}} {
 		table := NewTable(1, Limits{})

@@ -21,11 +21,11 @@ var rounds = flag.Int("rounds", testkit.Rounds(120), "histories of TestReplicas"
 // testModels are what histories book in.
 var testModels = []Model{{"m", ""}, {"m", "group"}}
 
-// truth is what nodes have said of one booking, joined without the code under test. What a session said that was
-// killed since may have been lost with it.
+// truth has the changes of one booking on all nodes, joined without the code under test. A killed session's changes may
+// be lost.
 type truth struct {
 	id       string
-	deadline time.Duration
+	deadline time.Duration // without progress
 	said     []saying
 }
 
@@ -119,7 +119,7 @@ func (w *world) start(place int) {
 	n.noteTables()
 }
 
-// noteTables notes what is said of requests of tables that are new.
+// noteTables records the changes of requests in new tables.
 func (n *simNode) noteTables() {
 	for _, m := range testModels {
 		table := n.Replica.Table(m)
@@ -152,7 +152,7 @@ func (n *simNode) watch(m Model, r *Request) {
 	switch {
 	case r.New && known || !r.New && !known && !r.Ended:
 		n.wrong = fmt.Errorf("node %d is told of %+v; it is known: %v", n.place, r, known)
-	case r.Age < 0 || r.Age > n.w.limits.Expiry:
+	case r.Age < 0 || r.Age > max(n.w.limits.Expiry, n.w.now):
 		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.place, r)
 	case r.Ended:
 		delete(n.watched[m], r.Key)
@@ -178,7 +178,7 @@ func (n *simNode) recall(m Model, r *Request) {
 	n.ended[m][r.Key] = r
 }
 
-// checkWatched compares what Watch told with the table.
+// checkWatched compares the requests of Watch with the table.
 func (n *simNode) checkWatched(m Model) error {
 	under := 0
 	for key, r := range n.Table(m).records {
@@ -201,7 +201,7 @@ func (n *simNode) checkWatched(m Model) error {
 func (n *simNode) note(m Model, kind change, r *record) {
 	all := n.w.truth[m]
 	if kind == booked {
-		all[r.key] = &truth{id: r.id, deadline: n.w.now + n.w.limits.Expiry}
+		all[r.key] = &truth{id: r.id, deadline: n.w.now + min(n.w.limits.Expiry, MaxExpiry)}
 	}
 	s := saying{by: n, kind: kind, state: r.state}
 	s.outs, s.runs = slices.Clone(r.outs), slices.Clone(r.runs)
@@ -271,7 +271,7 @@ func (w *world) chance(p float64) int {
 func (w *world) op() {
 	n, m := w.nodes[w.IntN(len(w.nodes))], w.models[w.IntN(len(w.models))]
 	id := fmt.Sprint("r", w.IntN(60))
-	switch w.IntN(20) {
+	switch w.IntN(22) {
 	case 0, 1, 2, 3, 4, 5, 6:
 		n.model(m)
 		n.noteTables()
@@ -283,6 +283,8 @@ func (w *world) op() {
 		_ = n.OutputBlock(w.now, m, id, float64(w.IntN(18)-1)/16)
 	case 15, 16, 17, 18:
 		_ = n.Free(w.now, m, id)
+	case 20, 21:
+		_ = n.Progress(w.now, m, id)
 	case 19:
 		if k := rankKey(w.IntN(6)); w.IntN(5) == 0 {
 			for _, n := range w.nodes { // all see it
@@ -304,8 +306,7 @@ func (w *world) heal() {
 	heap.Init(&w.flight)
 }
 
-// check compares all tables with each other and with what was said. Bookings that were, or are, near their expiry may
-// be there or not.
+// check compares all tables with each other and with the changes. Bookings near their expiry may be there or not.
 func (w *world) check(late time.Duration) error {
 	for _, m := range testModels {
 		first := w.nodes[0].Table(m)
@@ -328,7 +329,7 @@ func (w *world) check(late time.Duration) error {
 			}
 		}
 		for key, is := range w.truth[m] {
-			if is.deadline > w.now-late && is.deadline < w.now+50*time.Millisecond {
+			if first, last := is.deadlines(); last > w.now-late && first < w.now+50*time.Millisecond {
 				near = true
 				continue
 			}
@@ -418,7 +419,20 @@ func naive(t *Table) map[string]Load {
 	return rows
 }
 
-// agrees compares a record, nil if there is none, with what was said.
+// deadlines returns the times of the request's expiry: without the progress that only dead nodes received, and with all
+// progress.
+func (is *truth) deadlines() (first, last time.Duration) {
+	first, last = is.deadline, is.deadline
+	for _, s := range is.said {
+		at := is.deadline + s.progress()
+		if last = max(last, at); !s.by.dead {
+			first = max(first, at)
+		}
+	}
+	return first, last
+}
+
+// agrees compares a record with the changes. nil means that the record is missing.
 func (is *truth) agrees(r *record, now time.Duration) error {
 	var sure, all state // joined
 	known, ended, maybe := false, false, false
@@ -446,14 +460,14 @@ func (is *truth) agrees(r *record, now time.Duration) error {
 			}
 		}
 	}
-	expired := is.deadline <= now
+	first, last := is.deadlines()
 	switch {
-	case r == nil && known && !maybe && !expired:
+	case r == nil && known && !maybe && first > now:
 		return errors.New("it is missing")
 	case r == nil:
 		return nil
-	case expired:
-		return fmt.Errorf("it should have expired at %v", is.deadline)
+	case last <= now:
+		return fmt.Errorf("it should have expired at %v", last)
 	case ended:
 		return errors.New("it was freed")
 	}

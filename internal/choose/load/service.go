@@ -79,7 +79,12 @@ func (s *Service) Book(_ context.Context, model Model, b Booking) error {
 	return s.Change(func(r *Replica, now time.Duration) error { return r.Book(now, model, b) })
 }
 
-// PrefillComplete reports a request's first output token. Repeated calls have no effect. Error: [ErrUnknown].
+// Progress restarts the expiry of a request. Error: [ErrUnknown].
+func (s *Service) Progress(ctx context.Context, model Model, id string) error {
+	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Progress(now, model, id) })
+}
+
+// PrefillComplete reports a request's first output token. See [Table.PrefillComplete]. Error: [ErrUnknown].
 func (s *Service) PrefillComplete(ctx context.Context, model Model, id string) error {
 	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.PrefillComplete(now, model, id) })
 }

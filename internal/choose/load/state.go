@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"time"
 )
 
 // Weights of blocks are fixed-point numbers, so that sums do not depend on their order. A whole block has the weight
@@ -23,6 +24,8 @@ func weightOf(fraction float64) uint64 { return uint64(math.Round(fraction * one
 type state struct {
 	done bool // the prefill is complete
 	gone bool // the rank was removed: the request has no weight, but its id is taken
+
+	extended uint32 // milliseconds from the booking to the progress from which the expiry counts
 
 	outs []outCount // output blocks by receiving node, ordered by origin
 	mark mark       // the last decay
@@ -47,6 +50,9 @@ type run struct {
 	from   uint32
 	weight uint64
 }
+
+// progress returns the time from the booking to the progress from which the expiry counts.
+func (s *state) progress() time.Duration { return time.Duration(s.extended) * time.Millisecond }
 
 func (s *state) outputs() (n uint64) {
 	for _, o := range s.outs {
@@ -96,6 +102,7 @@ func addRun(runs []run, from int, w uint64) []run {
 // join returns the union of two states of a request.
 func (s state) join(o state) state {
 	s.done, s.gone = s.done || o.done, s.gone || o.gone
+	s.extended = max(s.extended, o.extended)
 	if compareMarks(o.mark, s.mark) > 0 {
 		s.mark, s.runs = o.mark, o.runs
 	}
@@ -125,6 +132,6 @@ func compareMarks(a, b mark) int {
 }
 
 func (s *state) equal(o *state) bool {
-	return s.done == o.done && s.gone == o.gone && s.mark == o.mark && slices.Equal(s.outs, o.outs) &&
-		slices.Equal(s.runs, o.runs)
+	return s.done == o.done && s.gone == o.gone && s.extended == o.extended && s.mark == o.mark &&
+		slices.Equal(s.outs, o.outs) && slices.Equal(s.runs, o.runs)
 }

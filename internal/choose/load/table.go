@@ -30,7 +30,7 @@ type Limits struct {
 	Requests int           // under way at once, at most [MaxRequests]; 0: [DefaultRequests]
 	Blocks   int           // of all prompts and outputs, shared blocks counted for each; 0: 256 for each of Requests
 	Prompt   int           // blocks of one prompt; 0: 65,536, half a MiB on the wire
-	Expiry   time.Duration // the age at which a request expires; 0: 300 s, as in Dynamo
+	Expiry   time.Duration // the time without progress after which a request expires; 0: 300 s, as in Dynamo
 }
 
 func (l *Limits) setDefaults() {
@@ -280,24 +280,55 @@ func (t *Table) find(now time.Duration, id string) (*record, error) {
 	return r, nil
 }
 
-// PrefillComplete records a request's first output token and removes its prefill tokens. Repeated calls have no effect.
-// Error: [ErrUnknown].
+// extensionParts bounds the extensions of a request within Limits.Expiry. Progress soon after an extension changes
+// nothing, so a fast stream does not flood the other nodes.
+const extensionParts = 8
+
+// extend restarts the expiry of a request in its next state. It returns false soon after the last restart.
+func (t *Table) extend(now time.Duration, r *record, next *state) bool {
+	age := min(now-t.sent(r), MaxExpiry)
+	if age-r.progress() < t.limits.Expiry/extensionParts {
+		return false
+	}
+	next.extended = uint32(age.Milliseconds())
+	return true
+}
+
+// Progress reports that a request is still running: its expiry starts again. Error: [ErrUnknown].
+func (t *Table) Progress(now time.Duration, id string) error {
+	r, err := t.find(now, id)
+	if err != nil {
+		return err
+	}
+	if next := r.state; t.extend(now, r, &next) {
+		t.replace(now, r, next)
+		t.changed(updated, r)
+	}
+	return nil
+}
+
+// PrefillComplete records a request's first output token and removes its prefill tokens. It is also a
+// [Table.Progress], and so is a repeated call. Error: [ErrUnknown].
 func (t *Table) PrefillComplete(now time.Duration, id string) error {
 	r, err := t.find(now, id)
-	if err != nil || r.done {
+	if err != nil {
 		return err
 	}
 	next := r.state
 	next.done = true
-	t.replace(now, r, next)
-	t.Counts.PrefillDone++
-	t.changed(updated, r)
+	if t.extend(now, r, &next) || !r.done {
+		if !r.done {
+			t.Counts.PrefillDone++
+		}
+		t.replace(now, r, next)
+		t.changed(updated, r)
+	}
 	return nil
 }
 
 // OutputBlock adds an output block to a request. A fraction of 0 to 1 becomes the weight of all its output blocks, and
-// of the blocks of its prompt that no other request of the rank shares. A negative fraction changes no weight. Errors:
-// [ErrInvalid], [ErrUnknown], [ErrFull].
+// of the blocks of its prompt that no other request of the rank shares. A negative fraction changes no weight. The call
+// is also a [Table.Progress]. Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
 func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) error {
 	if !(fraction <= 1) {
 		t.Counts.Invalid++
@@ -313,6 +344,7 @@ func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) erro
 		return fmt.Errorf("output block of %.64q: %w", id, ErrFull)
 	}
 	next := r.state
+	t.extend(now, r, &next)
 	next.outs = slices.Clone(r.outs)
 	at, ok := slices.BinarySearchFunc(next.outs, t.origin, compareOrigins)
 	if !ok {
@@ -459,7 +491,7 @@ func (t *Table) insert(now time.Duration, r *record) {
 	}
 	t.reuse.Requested(t.sent(r), r.hashes)
 	t.sum.add(r, t.digestOf(r))
-	t.notify(r, max(0, t.limits.Expiry-(r.deadline-now)), true, false)
+	t.notify(r, max(0, now-t.sent(r)), true, false)
 }
 
 // remove removes a record.
@@ -505,12 +537,16 @@ func (t *Table) freed(now time.Duration, r *record) {
 }
 
 // sent returns the time of a request's booking.
-func (t *Table) sent(r *record) time.Duration { return r.deadline - t.limits.Expiry }
+func (t *Table) sent(r *record) time.Duration { return r.deadline - t.limits.Expiry - r.progress() }
 
 // replace sets a record's state.
 func (t *Table) replace(now time.Duration, r *record, next state) {
 	if next.done && !next.gone {
 		t.prefilled(now, r)
+	}
+	if later := next.progress() - r.progress(); later > 0 {
+		r.deadline += later
+		heap.Fix(&t.queue, r.due)
 	}
 	t.sum.sub(r)
 	t.blocks -= r.blocks()

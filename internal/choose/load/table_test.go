@@ -50,7 +50,7 @@ func walk(o ops, steps int) error {
 		id := fmt.Sprint("r", o.IntN(40))
 		var got, want error
 		var what string
-		switch o.IntN(10) {
+		switch o.IntN(11) {
 		case 0, 1, 2:
 			b := Booking{ID: id, Rank: rankKey(o.IntN(6)), Hashes: prompt(o), NoReuse: o.IntN(5) == 0,
 				PrefillTokens: int64(o.IntN(3) * 100)}
@@ -71,6 +71,9 @@ func walk(o ops, steps int) error {
 			what = fmt.Sprint("tick ", now)
 			table.Tick(now)
 			w.tick(now)
+		case 10:
+			what = "progress " + id
+			got, want = table.Progress(now, id), w.reportProgress(now, id)
 		case 9:
 			if o.IntN(4) == 0 {
 				what = fmt.Sprint("remove ", id)

@@ -24,7 +24,7 @@ type twinRequest struct {
 	private  []float64
 	done     bool
 	gone     bool
-	deadline time.Duration
+	progress time.Duration // from which the expiry counts
 }
 
 func newTwin(expiry time.Duration) *twin {
@@ -63,7 +63,7 @@ func (w *twin) sweep() {
 
 func (w *twin) tick(now time.Duration) {
 	for id, r := range w.requests {
-		if r.deadline <= now {
+		if r.progress+w.expiry <= now {
 			delete(w.requests, id)
 		}
 	}
@@ -75,7 +75,7 @@ func (w *twin) book(now time.Duration, b Booking) error {
 	if w.requests[b.ID] != nil {
 		return ErrConflict
 	}
-	r := &twinRequest{Booking: b, deadline: now + w.expiry}
+	r := &twinRequest{Booking: b, progress: now}
 	w.requests[b.ID] = r
 	w.ranks[b.Rank] = true
 	if w.blocks[b.Rank] == nil {
@@ -104,19 +104,27 @@ func (w *twin) find(now time.Duration, id string) (*twinRequest, error) {
 	return r, nil
 }
 
-func (w *twin) prefillComplete(now time.Duration, id string) error {
+func (w *twin) reportProgress(now time.Duration, id string) error {
 	r, err := w.find(now, id)
+	if err == nil && now-r.progress >= w.expiry/8 {
+		r.progress = now
+	}
+	return err
+}
+
+func (w *twin) prefillComplete(now time.Duration, id string) error {
+	err := w.reportProgress(now, id)
 	if err == nil {
-		r.done = true
+		w.requests[id].done = true
 	}
 	return err
 }
 
 func (w *twin) outputBlock(now time.Duration, id string, f float64) error {
-	r, err := w.find(now, id)
-	if err != nil {
+	if err := w.reportProgress(now, id); err != nil {
 		return err
 	}
+	r := w.requests[id]
 	r.outputs = append(r.outputs, 1)
 	if f < 0 {
 		return nil

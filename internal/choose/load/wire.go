@@ -25,8 +25,8 @@ type event struct {
 
 // appendState appends a state in its only form.
 func appendState(b []byte, s *state) []byte {
-	b = msgp.AppendArrayHead(b, 5)
-	b = msgp.AppendBool(msgp.AppendBool(b, s.done), s.gone)
+	b = msgp.AppendArrayHead(b, 6)
+	b = msgp.AppendUint(msgp.AppendBool(msgp.AppendBool(b, s.done), s.gone), uint64(s.extended))
 	b = msgp.AppendArrayHead(b, 2*len(s.outs))
 	for _, o := range s.outs {
 		b = msgp.AppendUint(msgp.AppendUint(b, o.origin), uint64(o.n))
@@ -122,8 +122,8 @@ func readPast(r *shared.Reader) (model Model, q Request) {
 }
 
 func readState(r *shared.Reader) (s state) {
-	r.List(5)
-	s.done, s.gone = r.Flag(), r.Flag()
+	r.List(6)
+	s.done, s.gone, s.extended = r.Flag(), r.Flag(), uint32(r.Number(math.MaxUint32))
 	total := uint64(0)
 	for i := range r.Pairs() {
 		o := outCount{r.Number(math.MaxUint64), uint32(r.Number(maxOutputs))}

@@ -116,7 +116,7 @@ func TestWireStays(t *testing.T) {
 	e := event{left: time.Second, model: Model{Name: "m"}}
 	e.id, e.rank, e.tokens = "r", events.RankKey{Instance: "w", Rank: 2}, 5
 	e.hashes = []events.SeqHash{math.MaxUint64}
-	want := []byte("\xcd\x03\xe8\x95\xc2\xc2\x90\xc0\x90\xa1m\xa0\xa1r\xa1w\x02\x00\x05\x00\xc4\x08" +
+	want := []byte("\xcd\x03\xe8\x96\xc2\xc2\x00\x90\xc0\x90\xa1m\xa0\xa1r\xa1w\x02\x00\x05\x00\xc4\x08" +
 		"\xff\xff\xff\xff\xff\xff\xff\xff")
 	if got := appendRecord(nil, e.model, &e.record, e.left, true); !bytes.Equal(got, want) {
 		t.Errorf("%x, want %x", got, want)

@@ -68,6 +68,14 @@ func (s *Service) PrefillComplete(ctx context.Context, r *api.RequestRef) error 
 	return notBooked(s.cfg.Loads.PrefillComplete(ctx, table(r.Model), r.RequestID))
 }
 
+// Progress reports that a request is still running: its expiry starts again.
+func (s *Service) Progress(ctx context.Context, r *api.RequestRef) error {
+	if id := api.PrefillID(r.RequestID); s.has(r.Model, id) {
+		_ = s.cfg.Loads.Progress(ctx, table(r.Model), id)
+	}
+	return notBooked(s.cfg.Loads.Progress(ctx, table(r.Model), r.RequestID))
+}
+
 // OutputBlock reports a further whole block of output of a request.
 func (s *Service) OutputBlock(ctx context.Context, r *api.RequestRef) error {
 	fraction := -1.0

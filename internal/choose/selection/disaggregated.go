@@ -156,9 +156,13 @@ func (s *Service) book(ctx context.Context, model string, c *chosen) error {
 
 // freePrefill ends the part of a request on a prefill worker, if there is one.
 func (s *Service) freePrefill(ctx context.Context, r *api.RequestRef) {
-	id, has := api.PrefillID(r.RequestID), false
-	s.cfg.Loads.Read(table(r.Model), func(t *load.Table) { has = t.Has(id) })
-	if has {
+	if id := api.PrefillID(r.RequestID); s.has(r.Model, id) {
 		_ = s.cfg.Loads.Free(context.WithoutCancel(ctx), table(r.Model), id)
 	}
+}
+
+// has reports whether an id of a model is taken.
+func (s *Service) has(model, id string) (has bool) {
+	s.cfg.Loads.Read(table(model), func(t *load.Table) { has = t.Has(id) })
+	return has
 }

@@ -23,6 +23,7 @@ import (
 type Loads interface {
 	Book(ctx context.Context, model load.Model, b load.Booking) error
 	PrefillComplete(ctx context.Context, model load.Model, id string) error
+	Progress(ctx context.Context, model load.Model, id string) error
 	OutputBlock(ctx context.Context, model load.Model, id string, fraction float64) error
 	Free(ctx context.Context, model load.Model, id string) error
 

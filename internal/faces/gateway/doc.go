@@ -14,6 +14,8 @@
 //	response body, trailers         → answering                 → PrefillComplete at the first bytes, Free at the end
 //	the end of the stream           → over                      → Free, unless it was freed
 //
+// While a stream is open, the service also reports progress of the request, so that the booking does not expire.
+//
 // The body is read completely before the choice, in the modes BUFFERED and FULL_DUPLEX_STREAMED. A proxy that does not
 // report its mode is assumed to use the latter. Bodies in FULL_DUPLEX_STREAMED are sent in chunks of 62 KB.
 //

@@ -31,6 +31,7 @@ import (
 type Bookings interface {
 	Book(ctx context.Context, r *api.BookRequest) (*api.Booking, error)
 	PrefillComplete(ctx context.Context, r *api.RequestRef) error
+	Progress(ctx context.Context, r *api.RequestRef) error
 	Free(ctx context.Context, r *api.RequestRef) error
 }
 
@@ -54,6 +55,10 @@ type Config struct {
 
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
+
+	// Expiry is the time without progress after which Bookings forgets a request; default 300 s. The service reports
+	// progress of each request four times within it while the stream is open.
+	Expiry time.Duration
 
 	// Bind binds a session to the rank of a booked request. The gateway binds the id of each response of the Responses
 	// API: only the rank's engine has the response, and later requests may continue it. nil disables sessions.
@@ -84,6 +89,7 @@ type Service struct {
 func New(cfg Config) *Service {
 	cfg.Fallbacks = cmp.Or(cfg.Fallbacks, 2)
 	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
+	cfg.Expiry = cmp.Or(cfg.Expiry, 300*time.Second)
 	return &Service{cfg: cfg, bodies: &web.Intake{Most: cfg.MaxBodies}}
 }
 
@@ -217,6 +223,46 @@ type booking struct {
 	ref    api.RequestRef
 	prompt api.Prompt // kept until the answering worker is known
 	rank   events.RankKey
+	alive  *renewal
+}
+
+// renewal reports progress of a request until stop is called. nil reports nothing.
+type renewal struct {
+	report func() error
+	period time.Duration
+
+	mu    sync.Mutex
+	timer *time.Timer // nil after stop
+}
+
+// renew starts the reports of a request's progress.
+func (s *Service) renew(ctx context.Context, ref api.RequestRef) *renewal {
+	r := &renewal{period: s.cfg.Expiry / 4, report: func() error { return s.cfg.Bookings.Progress(ctx, &ref) }}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.timer = time.AfterFunc(r.period, r.run)
+	return r
+}
+
+func (r *renewal) run() {
+	_ = r.report() // the booking may have ended with its worker
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timer != nil {
+		r.timer.Reset(r.period)
+	}
+}
+
+func (r *renewal) stop() {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timer != nil {
+		r.timer.Stop()
+		r.timer = nil
+	}
 }
 
 // load reports progress of a booking. A booking may be missing because of its age or because its worker is gone. This
@@ -238,6 +284,7 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 		s.cfg.Bind(b.ref.Model, e.ResponseID, b.rank, b.ref.RequestID)
 	}
 	if e.Free {
+		b.alive.stop()
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		b.ref.RequestID = ""
 	}
@@ -246,6 +293,7 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 // move books a request on the answering worker instead of the chosen one.
 func (s *Service) move(ctx context.Context, b *booking, to string) {
 	s.cfg.Metrics.Moved(b.ref.Model)
+	b.alive.stop()
 	_ = s.cfg.Bookings.Free(ctx, &b.ref)
 	ranks := s.cfg.Pool(b.ref.Model).Ranks
 	at := slices.IndexFunc(ranks, func(r registry.PoolRank) bool { return address(r.Record.Endpoint) == to })
@@ -256,6 +304,7 @@ func (s *Service) move(ctx context.Context, b *booking, to string) {
 	b.ref.RequestID, b.rank = rand.Text(), ranks[at].RankKey
 	_, _ = s.cfg.Bookings.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
 		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
+	b.alive = s.renew(ctx, b.ref)
 }
 
 // choose chooses a worker, and books the request there if the model is known.
@@ -318,6 +367,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
 			"the chosen worker of %q has left its permitted address", q.Model)
 	}
+	b.alive = s.renew(ctx, b.ref)
 	return c, b, nil
 }
 

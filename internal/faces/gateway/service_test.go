@@ -6,6 +6,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -134,6 +136,8 @@ func (w *world) Book(_ context.Context, r *api.BookRequest) (*api.Booking, error
 	return &api.Booking{}, nil
 }
 
+func (w *world) Progress(context.Context, *api.RequestRef) error { return nil }
+
 func (w *world) PrefillComplete(_ context.Context, r *api.RequestRef) error {
 	w.say("prefill complete %s", w.id(r.RequestID))
 	return nil
@@ -160,6 +164,14 @@ func (s *script) Recv() (*extprocv3.ProcessingRequest, error) {
 	}
 	line := s.send[0]
 	s.send = s.send[1:]
+	if pause, is := strings.CutPrefix(line, "pause "); is {
+		d, err := time.ParseDuration(pause)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		time.Sleep(d)
+		return s.Recv()
+	}
 	return message(s.t, strings.Fields(line)), nil
 }
 
@@ -471,6 +483,45 @@ func (s *stalled) Recv() (*extprocv3.ProcessingRequest, error) {
 		return nil, io.EOF
 	}
 	return s.script.Recv()
+}
+
+// running counts the reports of progress, by request.
+type running struct {
+	*world
+	reports sync.Map // request id → *atomic.Int64
+}
+
+func (r *running) Progress(_ context.Context, ref *api.RequestRef) error {
+	n, _ := r.reports.LoadOrStore(ref.RequestID, new(atomic.Int64))
+	n.(*atomic.Int64).Add(1)
+	return nil
+}
+
+// TestOpenStreamCounts: the service reports progress of a request four times in an expiry while the stream is open,
+// before the answer too. It reports nothing after the end, or of a worker that does not answer.
+func TestOpenStreamCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &running{world: newWorld()}
+		cfg := r.world.config()
+		cfg.Bookings, cfg.Expiry = r, 4*time.Second
+		send := []string{"headers buffered", `body {"model":"m","prompt":[1,2,3]}`, "pause 10500ms", "response 10.0.0.3:80",
+			"response-body x", "pause 19500ms", "response-body end"}
+		if err := New(cfg).Process(&script{t: t, w: r.world, send: send}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		var got []int64
+		for _, id := range []string{"r1", "r2"} {
+			for long, short := range r.ids {
+				if n, some := r.reports.Load(long); short == id && some {
+					got = append(got, n.(*atomic.Int64).Load())
+				}
+			}
+		}
+		if want := []int64{10, 19}; !slices.Equal(got, want) {
+			t.Errorf("reports of the chosen worker's booking and of the answering worker's: %v, want %v", got, want)
+		}
+	})
 }
 
 // TestSlowUploads: stalled bodies make room for others.

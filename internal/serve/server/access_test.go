@@ -78,6 +78,7 @@ var may = map[string]string{
 	"--http-listen POST /v1/select":               "route",
 	"--http-listen POST /v1/book":                 "route",
 	"--http-listen POST /v1/prefill_complete":     "route",
+	"--http-listen POST /v1/progress":             "route",
 	"--http-listen POST /v1/output_block":         "route",
 	"--http-listen POST /v1/free":                 "route",
 	"--http-listen POST /v1/report":               "route",

@@ -86,6 +86,11 @@ func (s *Server) Book(ctx context.Context, q *api.BookRequest) (*api.Booking, er
 	return admitted(ctx, s, q, s.selection.Book)
 }
 
+// Progress restarts the expiry of a booked request.
+func (s *Server) Progress(ctx context.Context, q *api.RequestRef) error {
+	return s.progress(ctx, q, s.selection.Progress)
+}
+
 // PrefillComplete records the end of the prefill of a booked request.
 func (s *Server) PrefillComplete(ctx context.Context, q *api.RequestRef) error {
 	return s.progress(ctx, q, s.selection.PrefillComplete)

@@ -64,6 +64,10 @@ class AsyncClient:
         """The first output token of a request has come. It may be said again."""
         await self._reply("prefill_complete", {"model": model, "request_id": request_id}, timeout)
 
+    async def progress(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
+        """Reports that a request is still running: `--request-expiry` starts again."""
+        await self._reply("progress", {"model": model, "request_id": request_id}, timeout)
+
     async def output_block(self, model: str, request_id: str, *, decay_fraction: float | None = None,
                            timeout: float | None = None) -> None:
         """A request has filled another block with output. It is sent once."""
@@ -163,6 +167,10 @@ class Client:
                      timeout: float | None = None) -> None:
         """A request has filled another block with output. It is sent once."""
         self._run(lambda c: c.output_block(model, request_id, decay_fraction=decay_fraction, timeout=timeout))
+
+    def progress(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
+        """Reports that a request is still running: `--request-expiry` starts again."""
+        self._run(lambda c: c.progress(model, request_id, timeout=timeout))
 
     def free(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
         """A request has ended. It is sent once; what is not freed expires."""
