@@ -36,7 +36,7 @@ POST /v1/free, or lets it expire.`,
 	f := cmd.Flags()
 	f.StringVar(&r.Policy, "policy", "",
 		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default: that of the nodes)")
-	f.StringVar(&role, "role", "", "pool: aggregated, prefill or decode (default any)")
+	f.StringVar(&role, "role", "", "pool: aggregated, prefill or decode (default aggregated and decode)")
 	f.BoolVar(&r.Disaggregated, "disaggregated", false, "a decode worker, and a prefill worker beside it or why not")
 	f.BoolVar(&r.Advisory, "advisory", false, "only ask, and show the worker's load")
 	f.StringVar(&r.SessionID, "session", "", "the session of the request, which is kept on one worker")

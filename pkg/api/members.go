@@ -80,8 +80,7 @@ func (r *reader) intoText(field string, to any) error {
 		return r.string(field, (*string)(to))
 	case *Role:
 		if r.kind() == kindList {
-			return Errorf(CodeMalformed, "%s is a list; a worker has one role: %s, %s or %s", r.name(field),
-				RoleAggregated, RolePrefill, RoleDecode)
+			return Errorf(CodeMalformed, "%s is a list; a worker has one role of %v", r.name(field), roles)
 		}
 		return r.nonEmpty(field, (*string)(to))
 	case *routing.Role:

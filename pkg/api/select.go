@@ -47,7 +47,7 @@ type SelectRequest struct {
 	Book      bool   `json:"book,omitempty" msgpack:"book,omitempty"`
 
 	Policy string       `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: the setting of the service
-	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // the pool; default: workers of any role
+	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // the pool; default: aggregated and decode workers
 
 	// Disaggregated requests a decode worker and a prefill worker. Pinned and Affinity apply to the decode worker.
 	Disaggregated bool `json:"disaggregated,omitempty" msgpack:"disaggregated,omitempty"`

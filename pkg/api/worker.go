@@ -16,7 +16,11 @@ const (
 	RoleAggregated Role = "aggregated" // prefill and decode
 	RolePrefill    Role = "prefill"
 	RoleDecode     Role = "decode"
+	RoleEncode     Role = "encode" // encodes media for other workers, and is never chosen
 )
+
+// roles lists all roles.
+var roles = []Role{RoleAggregated, RolePrefill, RoleDecode, RoleEncode}
 
 // WorkerState decides whether a rank may be chosen for new requests.
 type WorkerState string
@@ -119,13 +123,9 @@ func (s *WorkerSpec) Covers(r events.Rank) bool {
 
 // Check returns an error for an invalid spec, and sorts its lists. The error is an [Error].
 func (s *WorkerSpec) Check() error {
-	switch s.Role {
-	case "", RoleAggregated, RolePrefill, RoleDecode:
-	default:
-		return Errorf(CodeMalformed, "role is %q; a worker has one role: %s, %s or %s", shorten(string(s.Role)),
-			RoleAggregated, RolePrefill, RoleDecode)
-	}
 	switch {
+	case s.Role != "" && !slices.Contains(roles, s.Role):
+		return Errorf(CodeMalformed, "role is %q; a worker has one role of %v", shorten(string(s.Role)), roles)
 	case s.Events != "" && s.Events != EventsNone:
 		return Errorf(CodeMalformed, "events is %q; set it to %q or omit it", shorten(s.Events), EventsNone)
 	case s.RankSize == 0 && s.RankStart != 0:

@@ -123,7 +123,7 @@ func randomSpec(rng *rand.Rand) (s WorkerSpec) {
 		return [][]string{nil, {}, {"a"}, {"a", "b"}}[rng.IntN(4)]
 	}
 	if said() {
-		s.Endpoint, s.Role = "http://h:1", []Role{RoleAggregated, RoleDecode, RolePrefill}[rng.IntN(3)]
+		s.Endpoint, s.Role = "http://h:1", roles[rng.IntN(len(roles))]
 	}
 	if said() {
 		s.RankStart, s.RankSize = rng.Uint32N(3), 1+rng.Uint32N(3)

@@ -526,3 +526,28 @@ func BenchmarkChoose(b *testing.B) {
 		})
 	}
 }
+
+// TestPools: a request without a pool never goes to a worker that only computes parts for other workers.
+func TestPools(t *testing.T) {
+	roles := []Role{"", Aggregated, Decode, Prefill, Encode}
+	var candidates []Candidate
+	for i, role := range roles {
+		candidates = append(candidates, Candidate{Worker: &Worker{ID: events.WorkerID(fmt.Sprint(i)), Role: role}})
+	}
+	for pool, want := range map[Role][]Role{"": {"", Aggregated, Decode}, Aggregated: {"", Aggregated},
+		Decode: {Decode}, Prefill: {Prefill}} {
+		r := &Request{ISL: 100, BlockSize: 16, Role: pool, Explain: true}
+		choice, err := newSelector(t, "dynamo", func(*Config) {}).Choose(r, candidates, rand.New(rand.NewPCG(1, 2)),
+			new(Scratch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []Role
+		for _, c := range choice.Explanation.Candidates {
+			got = append(got, candidates[c.Worker[0]-'0'].Worker.Role)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("pool %q: workers with the roles %q are candidates, want %q", pool, got, want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -120,20 +121,14 @@ func filterEndpoints(v *View) {
 
 func filterRole(v *View) {
 	role := v.Request.Role
-	if role == "" {
-		return
-	}
 	for i := range v.Len() {
 		of := v.At(i).Worker.Role
-		if of == "" {
-			of = Aggregated
-		}
-		if of == role {
+		if of.In(role) {
 			continue
 		}
 		why := "is in another pool"
 		if v.Request.Explain {
-			why += ", " + string(of)
+			why += ", " + string(cmp.Or(of, Aggregated))
 		}
 		v.Drop(i, why)
 	}

@@ -16,7 +16,20 @@ const (
 	Aggregated Role = "aggregated" // prefill and decode in one engine
 	Prefill    Role = "prefill"
 	Decode     Role = "decode"
+	Encode     Role = "encode" // encodes images and other media for workers of the other roles
 )
+
+// Answers reports whether a worker of the role can answer a request. Workers of the other roles only compute parts for
+// such a worker.
+func (r Role) Answers() bool { return r != Prefill && r != Encode }
+
+// In reports whether a worker of the role is in a request's pool. Without a pool, all workers that answer requests are.
+func (r Role) In(pool Role) bool {
+	if r == "" {
+		r = Aggregated
+	}
+	return r == pool || pool == "" && r.Answers()
+}
 
 // State is the registration's state of a worker. The names equal the names on the wire.
 type State string
@@ -156,7 +169,7 @@ type Request struct {
 
 	ExpectedOutputTokens uint32 // 0: unknown; no cost here reads the field
 
-	Role      Role // the pool; "": any worker
+	Role      Role // the pool; "": all workers whose role answers requests
 	LoRA      string
 	Overrides Overrides
 

@@ -145,7 +145,7 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 			w.LoRAs = oneOf(rng, nil, []string{}, []string{AnyLoRA}, []string{AnyLoRA, "lora1"})
 		}
 		if r.Role != "" || rng.IntN(4) == 0 {
-			w.Role = oneOf(rng, "", Aggregated, Prefill, Decode, r.Role)
+			w.Role = oneOf(rng, "", Aggregated, Prefill, Decode, Encode, r.Role)
 		}
 		if rng.IntN(4) == 0 {
 			w.State = oneOf(rng, Schedulable, Draining, Unschedulable, Incomplete)

@@ -82,11 +82,17 @@ func (t *twin) eligible() map[rankKey]string {
 	if r.Endpoints != nil {
 		drop("endpoints", func(c *Candidate) bool { return slices.Contains(r.Endpoints, c.Worker.Endpoint) })
 	}
-	if r.Role != "" {
-		drop("role", func(c *Candidate) bool {
-			return c.Worker.Role == r.Role || c.Worker.Role == "" && r.Role == Aggregated
-		})
-	}
+	drop("role", func(c *Candidate) bool {
+		switch c.Worker.Role {
+		case "", Aggregated:
+			return r.Role == "" || r.Role == Aggregated
+		case Decode:
+			return r.Role == "" || r.Role == Decode
+		case Prefill:
+			return r.Role == Prefill
+		}
+		return false
+	})
 	drop("state", func(c *Candidate) bool { return c.Worker.State == "" || c.Worker.State == Schedulable })
 	if r.LoRA != "" && r.Pin == nil {
 		has := func(c *Candidate) bool { return slices.Contains(c.Worker.LoRAs, r.LoRA) }

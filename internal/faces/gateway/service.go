@@ -547,7 +547,8 @@ func (s *Service) anyWorker(a *Ask) (*Choice, error) {
 	c := &Choice{NoSource: s.cfg.KVSources}
 	for _, r := range s.cfg.All() {
 		at := address(r.Record.Endpoint)
-		if at != "" && r.Record.State == api.WorkerSchedulable && (a.Subset == nil || slices.Contains(a.Subset, at)) &&
+		if at != "" && r.Record.State == api.WorkerSchedulable && routing.Role(r.Record.Role).Answers() &&
+			(a.Subset == nil || slices.Contains(a.Subset, at)) &&
 			!slices.Contains(c.Addresses, at) {
 			c.Addresses = append(c.Addresses, at)
 		}

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -190,7 +189,7 @@ func eligible(q *api.SelectRequest, r *registry.PoolRank) bool {
 	return (q.Workers == nil || slices.Contains(q.Workers, r.Instance)) &&
 		(q.Ranks == nil || slices.Contains(q.Ranks, api.RankPlace{Instance: r.Instance, Rank: r.Rank})) &&
 		(q.Endpoints == nil || slices.Contains(q.Endpoints, r.Record.Endpoint)) &&
-		(role == "" || string(cmp.Or(r.Record.Role, api.RoleAggregated)) == string(role)) &&
+		routing.Role(r.Record.Role).In(role) &&
 		!slices.ContainsFunc(q.RequiredTaints, func(t string) bool { return !slices.Contains(r.Record.Taints, t) })
 }
 
