@@ -64,6 +64,7 @@ const (
 	CauseWorkerUnknown FunnelCause = "worker_unknown" // a holder in the log was not registered
 
 	CauseLoad        FunnelCause = "lost_to_load" // the choice fell on a less busy worker with less of the prefix
+	CauseBypass      FunnelCause = "bypass"       // a prefill worker had more, and the decode worker computed the prompt
 	CauseNotEligible FunnelCause = "not_eligible" // the holder drains, has another role or is excluded
 	CauseNotRouted   FunnelCause = "not_routed"   // only a find: the chosen worker is unknown
 
@@ -90,7 +91,7 @@ type Funnel struct {
 
 	Steps []FunnelTokens `json:"steps" msgpack:"steps"` // all five, in order
 
-	// Decisions are the choices by outcome: best, lost_to_load, cold, pinned, no_index, no_worker.
+	// Decisions are the choices by outcome: best, lost_to_load, bypass, cold, pinned, no_index, no_worker.
 	Decisions map[string]uint64 `json:"decisions" msgpack:"decisions"`
 
 	Buckets []FunnelBucket `json:"buckets" msgpack:"buckets"` // by time, ascending, without empty spans

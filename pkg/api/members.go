@@ -281,7 +281,8 @@ func (s *SelectRequest) members(list []member) []member {
 		{"explain", &q.Explain}, {"diagnostic", &q.Diagnostic}, {"l3", (*string)(&q.L3)},
 		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
 		{"request_id", &s.RequestID}, {"book", &s.Book}, {"policy", &s.Policy}, {"role", &s.Role},
-		{"disaggregated", &s.Disaggregated}, {"advisory", &s.Advisory}, {"session_id", &s.SessionID},
+		{"disaggregated", &s.Disaggregated}, {"prefill_optional", &s.PrefillOptional}, {"advisory", &s.Advisory},
+		{"session_id", &s.SessionID},
 		{"strict_priority", &s.StrictPriority}, {"priority_jump", &s.PriorityJump}, {"policy_class", &s.PolicyClass},
 		{"pinned_worker", &s.Pinned}, {"affinity_target", &s.Affinity}, {"required_taints", &s.RequiredTaints},
 		{"preferred_taints", &s.PreferredTaints}, {"expected_output_tokens", &s.ExpectedOutputTokens},
@@ -361,7 +362,8 @@ func engineLoadMembers(l *EngineLoad) []member {
 
 func (s *WorkerSpec) members(list []member) []member {
 	return append(list, []member{
-		{"endpoint", (*nonEmptyText)(&s.Endpoint)}, {"role", &s.Role}, {"rank_start", &s.RankStart},
+		{"endpoint", (*nonEmptyText)(&s.Endpoint)}, {"role", &s.Role},
+		{"bootstrap_port", (*positiveNumber)(&s.BootstrapPort)}, {"rank_start", &s.RankStart},
 		{"rank_size", (*positiveNumber)(&s.RankSize)}, {"total_kv_blocks", (*knownCount)(&s.TotalKVBlocks)},
 		{"max_num_batched_tokens", (*knownCount)(&s.MaxBatchedTokens)},
 		{"stable_routing_id", (*nonEmptyText)(&s.StableRoutingID)}, {"taints", &s.Taints},

@@ -2,8 +2,18 @@ package api
 
 import "github.com/kvatlas/kvatlas/pkg/routing"
 
+// The outcomes of a disaggregated request. All except WithPrefill mean that the chosen worker computes the prompt.
+const (
+	WithPrefill     = "prefill"           // the request has a prefill worker
+	ShortPrompt     = "short_prompt"      // bypass: the decode worker lacks only a short part of the prompt
+	PrefillBusy     = "prefill_busy"      // bypass: the prefill workers are busy
+	NoPrefillWorker = "no_prefill_worker" // no prefill worker is eligible; see SelectRequest.PrefillOptional
+	NoDecodeWorker  = "no_decode_worker"  // the same for decode workers
+)
+
 // Disaggregation has the reason for a request with or without a prefill worker.
 type Disaggregation struct {
+	Outcome      string `json:"outcome" msgpack:"outcome"`               // one of the constants above
 	Bypass       bool   `json:"bypass" msgpack:"bypass"`                 // there is no prefill worker
 	Reason       string `json:"reason" msgpack:"reason"`                 // for people
 	NetNewTokens uint64 `json:"net_new_tokens" msgpack:"net_new_tokens"` // tokens that the decode worker lacks

@@ -47,10 +47,14 @@ type SelectRequest struct {
 	Book      bool   `json:"book,omitempty" msgpack:"book,omitempty"`
 
 	Policy string       `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: the setting of the service
-	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // the pool; default: aggregated and decode workers
+	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // default: aggregated and decode workers
 
 	// Disaggregated requests a decode worker and a prefill worker. Pinned and Affinity apply to the decode worker.
 	Disaggregated bool `json:"disaggregated,omitempty" msgpack:"disaggregated,omitempty"`
+
+	// PrefillOptional permits the choice of one worker, a decode or an aggregated one, for a disaggregated request
+	// without an eligible worker in one of the two pools.
+	PrefillOptional bool `json:"prefill_optional,omitempty" msgpack:"prefill_optional,omitempty"`
 
 	// Advisory requests a choice without effects: nothing is booked or kept, and the request does not wait. The answer
 	// has WorkerLoad.
@@ -305,6 +309,8 @@ func (s *SelectRequest) Check() error {
 		return Errorf(CodeMalformed, "advisory and book exclude each other: an advisory choice books nothing")
 	case s.Disaggregated && s.Role != "":
 		return Errorf(CodeMalformed, "disaggregated and role exclude each other: the choice has a decode and a prefill worker")
+	case s.PrefillOptional && !s.Disaggregated:
+		return Errorf(CodeMalformed, "prefill_optional goes with disaggregated")
 	case s.Disaggregated && len(s.RequestID)+len(PrefillID("")) > MaxRequestID:
 		return Errorf(CodeMalformed, "request_id has %d bytes; a disaggregated request's has at most %d",
 			len(s.RequestID), MaxRequestID-len(PrefillID("")))

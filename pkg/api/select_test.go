@@ -67,7 +67,8 @@ func TestRoutingRequests(t *testing.T) {
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
 			&SelectRequest{Query: Query{Model: "m", EngineHashes: Hashes{1, 1 << 63}, DeadlineMS: 9}, ISLTokens: 40},
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}, Endpoints: []string{"http://a"}},
-				Disaggregated: true, Advisory: true, SessionID: "s", StrictPriority: 3, PriorityJump: 1.5, PolicyClass: "batch"},
+				Disaggregated: true, PrefillOptional: true, Advisory: true, SessionID: "s", StrictPriority: 3,
+				PriorityJump: 1.5, PolicyClass: "batch"},
 			&SelectRequest{
 				Query: Query{Model: "m", BlockSize: 16, Hashes: Hashes{1, 2}, Workers: []events.WorkerID{"a", "b"},
 					Explain: true, L3: L3Off, MinSeq: []PartitionSeq{{Partition: 1, Seq: 2}}},

@@ -2,6 +2,7 @@ package api
 
 import (
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
@@ -63,6 +64,10 @@ type WorkerSpec struct {
 
 	Role Role `json:"role,omitempty" msgpack:"role,omitempty"`
 
+	// BootstrapPort is the port where a prefill worker of SGLang meets decode workers (--disaggregation-bootstrap-port),
+	// at the host of Endpoint.
+	BootstrapPort uint32 `json:"bootstrap_port,omitempty" msgpack:"bootstrap_port,omitempty"`
+
 	// The data-parallel ranks from RankStart on, RankSize of them; 0: unknown.
 	RankStart uint32 `json:"rank_start,omitempty" msgpack:"rank_start,omitempty"`
 	RankSize  uint32 `json:"rank_size,omitempty" msgpack:"rank_size,omitempty"`
@@ -88,6 +93,7 @@ type WorkerSpec struct {
 func (s WorkerSpec) With(over WorkerSpec) WorkerSpec {
 	set(&s.Endpoint, over.Endpoint)
 	set(&s.Role, over.Role)
+	set(&s.BootstrapPort, over.BootstrapPort)
 	if over.RankSize > 0 {
 		s.RankStart, s.RankSize = over.RankStart, over.RankSize
 	}
@@ -126,6 +132,8 @@ func (s *WorkerSpec) Check() error {
 	switch {
 	case s.Role != "" && !slices.Contains(roles, s.Role):
 		return Errorf(CodeMalformed, "role is %q; a worker has one role of %v", shorten(string(s.Role)), roles)
+	case s.BootstrapPort > math.MaxUint16:
+		return Errorf(CodeMalformed, "bootstrap_port is %d, above %d", s.BootstrapPort, math.MaxUint16)
 	case s.Events != "" && s.Events != EventsNone:
 		return Errorf(CodeMalformed, "events is %q; set it to %q or omit it", shorten(s.Events), EventsNone)
 	case s.RankSize == 0 && s.RankStart != 0:

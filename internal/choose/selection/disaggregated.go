@@ -15,9 +15,25 @@ import (
 // alone. The prefill worker is chosen by the cost of the whole request, near the decode worker if a topology domain is
 // configured. The decode part is booked under the request's id, the prefill part under [api.PrefillID].
 
-// chooseBoth chooses a decode worker and a prefill worker, or returns the reason that the decode worker computes the
-// prompt.
-func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
+// chooseBoth chooses the workers of a disaggregated request. Without an eligible worker in one of the pools, it chooses
+// one worker that answers alone, if the request permits this.
+func (s *Service) chooseBoth(a *asked, x *scratch) (chosen, error) {
+	c, missing, err := s.choosePair(a, x)
+	if err == nil || !a.r.PrefillOptional || api.AsError(err).Code != api.CodeNoWorkers {
+		return c, err
+	}
+	reason := api.AsError(err).Message
+	if c, err = s.choose(a, x); err != nil {
+		return c, err
+	}
+	c.out.Disaggregation = &api.Disaggregation{Outcome: missing, Bypass: true, Reason: reason,
+		NetNewTokens: c.out.EffectivePrefillTokens}
+	return c, nil
+}
+
+// choosePair chooses a decode worker and a prefill worker, or returns the reason that the decode worker computes the
+// prompt. With an error, missing is the outcome without a worker of that pool.
+func (s *Service) choosePair(a *asked, x *scratch) (c chosen, missing string, err error) {
 	d := a.selector.Config().Disaggregation
 	own, isl, credit, no := x.request, x.request.ISL, 0.0, false
 	defer func(seq []events.SeqHash) { x.request, x.seq = own, seq }(x.seq) // restores x for a repeated choice
@@ -29,26 +45,28 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 		x.request.Near = nearPrefill(d, a.of, &own)
 	}
 	if c, err = s.choose(a, x); err != nil {
-		return c, pool("decode", err)
+		return c, api.NoDecodeWorker, pool("decode", err)
 	}
 	decode := a.of.candidate(&c)
 	net := c.out.EffectivePrefillTokens
-	why := &api.Disaggregation{NetNewTokens: net, Reason: "no bypass is set"}
+	why := &api.Disaggregation{Outcome: api.WithPrefill, NetNewTokens: net, Reason: "no bypass is set"}
 	c.out.Disaggregation = why
 	busy := d.DecodeBusy(decode.Worker, c.out.PotentialDecodeBlocks)
 	// bypassed records the reason to use no prefill worker. It returns false if the decode worker is too busy.
-	bypassed := func(reason string) bool {
+	bypassed := func(outcome, reason string) bool {
 		why.Reason, why.Bypass = reason, !busy
 		if busy {
 			why.Reason += fmt.Sprintf("; but the decode worker would have %d of %d blocks, above %v of them",
 				c.out.PotentialDecodeBlocks, decode.Worker.TotalKVBlocks, *d.DecodeBusyThreshold)
-		} else if track {
+			return false
+		}
+		if why.Outcome = outcome; track {
 			c.out.TrackPrefillTokens, c.booking.PrefillTokens = true, int64(net)
 		}
-		return !busy
+		return true
 	}
-	if d.Short(net, isl) && bypassed(d.WhyShort(net, isl)) {
-		return c, nil
+	if d.Short(net, isl) && bypassed(api.ShortPrompt, d.WhyShort(net, isl)) {
+		return c, "", nil
 	}
 	x.request = own
 	x.request.Role, x.request.Pin, x.request.Affinity, x.request.AffinityBy = routing.Prefill, nil, nil, ""
@@ -61,17 +79,17 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 	p, err := s.choose(a, x)
 	if err != nil {
 		full := d.ByLoad() && api.AsError(err).Code == api.CodeOverloaded
-		if full && bypassed("all eligible prefill workers are overloaded") {
-			return c, nil
+		if full && bypassed(api.PrefillBusy, "all eligible prefill workers are overloaded") {
+			return c, "", nil
 		}
-		return c, pool("prefill", err)
+		return c, api.NoPrefillWorker, pool("prefill", err)
 	}
 	prefill := a.of.candidate(&p)
 	if active := x.list[a.of.at[p.booking.Rank]].ActivePrefillTokens; d.ByLoad() {
 		if d.PrefillBusy(prefill.Worker, active) {
-			if bypassed(fmt.Sprintf("the prefill worker %s has %d tokens to compute, above %v of %d", p.out.Worker, active,
-				*d.PrefillBusyThreshold, prefill.Worker.PrefillCapacity())) {
-				return c, nil
+			if bypassed(api.PrefillBusy, fmt.Sprintf("the prefill worker %s has %d tokens to compute, above %v of %d",
+				p.out.Worker, active, *d.PrefillBusyThreshold, prefill.Worker.PrefillCapacity())) {
+				return c, "", nil
 			}
 		} else if why.Reason = fmt.Sprintf("the prefill worker is not busy, with %d tokens", active); !d.Short(net, isl) &&
 			d.Bypass == routing.BypassISLOrLoad {
@@ -83,7 +101,7 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (c chosen, err error) {
 	c.out.Prefill, c.prefill = p.out, p.booking
 	c.out.KVSource = nil // the prefill worker computes the prompt
 	c.prefill.ID = api.PrefillID(a.r.RequestID)
-	return c, nil
+	return c, "", nil
 }
 
 // candidate returns the chosen rank, independent of the request.

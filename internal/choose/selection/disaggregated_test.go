@@ -127,6 +127,54 @@ func TestDisaggregated(t *testing.T) {
 	}
 }
 
+// TestPrefillOptional: without an eligible worker in one of the pools, a worker that answers alone is chosen by the
+// whole cost of the request, and booked with its prefill.
+func TestPrefillOptional(t *testing.T) {
+	f := newFleet(t, 4, 1)
+	for i, role := range []api.Role{api.RoleAggregated, api.RoleDecode, api.RoleEncode, api.RolePrefill} {
+		f.record(i, func(r *api.WorkerRecord) { r.Role = role })
+	}
+	f.holds[f.pool.Ranks[1].RankKey] = [4]uint32{5, 0, 0, 0}
+	f.holds[f.pool.Ranks[2].RankKey] = [4]uint32{10, 0, 0, 0}
+	f.holds[f.pool.Ranks[3].RankKey] = [4]uint32{9, 0, 0, 0}
+	for _, c := range []struct {
+		gone    int
+		outcome string
+		worker  events.WorkerID
+	}{{0, api.WithPrefill, "w01"}, {3, api.NoPrefillWorker, "w01"}, {1, api.NoDecodeWorker, "w00"}} {
+		was := f.pool
+		f.record(c.gone, func(r *api.WorkerRecord) { r.State = api.WorkerUnschedulable })
+		r := request("r", 42)
+		r.Disaggregated, r.PrefillOptional = true, true
+		s, err := f.service.Select(t.Context(), r)
+		if err != nil {
+			t.Fatalf("%s: %v", c.outcome, err)
+		}
+		if d := s.Disaggregation; s.Worker != c.worker || d.Outcome != c.outcome || d.Bypass != (s.Prefill == nil) ||
+			d.Bypass != (c.outcome != api.WithPrefill) || s.TrackPrefillTokens != d.Bypass {
+			t.Errorf("%s: %+v, %+v", c.outcome, s, d)
+		}
+		if err := f.service.Free(t.Context(), &api.RequestRef{Model: "m", RequestID: "r"}); err != nil {
+			t.Errorf("%s: %v", c.outcome, err)
+		}
+		list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range list.Models[0].Ranks {
+			if l.ActivePrefillTokens+l.ActiveBlocks+l.ActiveRequests > 0 {
+				t.Errorf("%s: a load remains: %+v", c.outcome, l)
+			}
+		}
+		f.pool = was
+	}
+	r := request("r", 42)
+	r.Disaggregated, r.PrefillOptional, r.Workers = true, true, []events.WorkerID{"w02", "w03"}
+	if s, err := f.service.Select(t.Context(), r); code(err) != api.CodeNoWorkers {
+		t.Errorf("only workers that answer no requests: %+v, %v", s, err)
+	}
+}
+
 // TestPrefillPoolCountsNoBlocks: a request for the prefill pool alone adds tokens there, not blocks.
 func TestPrefillPoolCountsNoBlocks(t *testing.T) {
 	f := newFleet(t, 1, 1)

@@ -23,6 +23,8 @@ const (
 	subsetKey         = "x-gateway-destination-endpoint-subset"
 	upstreamAddress   = "upstream.address" // attribute
 	dataParallelRank  = "x-data-parallel-rank"
+	prefiller         = "x-prefiller-host-port" // of llm-d's sidecar, see sidecarHeaders
+	kvCacheSource     = "x-kv-cache-source-host-port"
 	maxChunk          = 62_000  // bytes of a body in one message: gRPC's default window has 64 KiB
 	maxBody           = 8 << 20 // of a request
 	contentTypeHeader = "content-type"
@@ -30,11 +32,11 @@ const (
 
 	// unsupportedFields is a header of requests and responses.
 	unsupportedFields = "x-kvatlas-unsupported-fields"
-
-	// kvCacheSource is a header of requests, which llm-d's sidecar reads (llm-d/llm-d-router ›
-	// pkg/common/routing/common.go, KVCacheSourceHeader). It must not come from a client.
-	kvCacheSource = "x-kv-cache-source-host-port"
 )
+
+// sidecarHeaders are removed from every request: llm-d's sidecar sends requests to their addresses, so only the gateway
+// may set them (llm-d/llm-d-router › pkg/common/routing/common.go).
+var sidecarHeaders = []string{prefiller, "x-encoder-hosts-ports", "x-data-parallel-host-port", kvCacheSource}
 
 // Ask is a request without a worker.
 type Ask struct {
@@ -47,12 +49,12 @@ type Ask struct {
 type Choice struct {
 	Addresses []string // as IP:PORT; the addresses after the first are fallbacks
 	Rank      string   // data-parallel rank behind the first address, if it has several
+	Prefiller string   // IP:PORT of the prefill worker; empty: the chosen worker computes the prompt
+	Body      []byte   // the request's new body; nil: unchanged
 
 	Unsupported []string // fields that prevent a look-up
 
-	// Source is the KV source as IP:PORT; empty: none. With NoSource, a header of the client's is removed.
-	Source   string
-	NoSource bool
+	Source string // the KV source as IP:PORT; empty: none
 }
 
 // Effects are the effects of a message, in the order of the fields.
@@ -265,25 +267,33 @@ func (m *Machine) Chosen(c *Choice) (e Effects) {
 	if w.unsupported != "" {
 		set = append(set, setHeader(unsupportedFields, w.unsupported))
 	}
-	mutation := &extprocv3.HeaderMutation{}
 	if c.Source != "" {
 		set = append(set, setHeader(kvCacheSource, c.Source))
-	} else if c.NoSource {
-		mutation.RemoveHeaders = []string{kvCacheSource}
 	}
-	mutation.SetHeaders = set
+	if c.Prefiller != "" {
+		set = append(set, setHeader(prefiller, c.Prefiller))
+	}
+	common := &extprocv3.CommonResponse{ // a proxy removes headers before it sets headers
+		HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: set, RemoveHeaders: sidecarHeaders}}
+	body := p.ask.Body
+	if c.Body != nil {
+		body = c.Body
+	}
 	var first *extprocv3.ProcessingResponse
 	if p.after == afterBuffered {
-		first = bodyReply(false, &extprocv3.CommonResponse{HeaderMutation: mutation})
+		if c.Body != nil {
+			common.BodyMutation = &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: body}}
+		}
+		first = bodyReply(false, common)
 	} else {
-		first = headersReply(false, &extprocv3.CommonResponse{HeaderMutation: mutation})
+		first = headersReply(false, common)
 	}
 	first.DynamicMetadata = &structpb.Struct{Fields: map[string]*structpb.Value{
 		destinationSpace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
 			destination: structpb.NewStringValue(to)}})}}
 	e.Replies = append(e.Replies, first)
 	if p.after == afterDuplex {
-		e.Replies = appendChunks(e.Replies, false, p.ask.Body, !p.trailers)
+		e.Replies = appendChunks(e.Replies, false, body, !p.trailers)
 		if p.trailers {
 			e.Replies = append(e.Replies, trailersReply(false))
 		}

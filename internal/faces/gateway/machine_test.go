@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,8 +93,9 @@ func common(c *extprocv3.CommonResponse) (text string) {
 	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
 		text += fmt.Sprintf(" %s=%s", strings.TrimPrefix(h.Header.Key, "x-"), h.Header.RawValue)
 	}
-	for _, name := range c.GetHeaderMutation().GetRemoveHeaders() {
-		text += " without " + name
+	chosen := strings.Contains(text, "gateway-destination-endpoint=")
+	if removed := c.GetHeaderMutation().GetRemoveHeaders(); chosen && !slices.Equal(removed, sidecarHeaders) {
+		text += fmt.Sprintf(" removes %q", removed) // every choice removes the headers of clients
 	}
 	if b := c.GetBodyMutation().GetStreamedResponse(); b != nil {
 		if text += " "; len(b.Body) > 40 {

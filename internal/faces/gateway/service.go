@@ -51,8 +51,6 @@ type Config struct {
 	// load. vLLM also refuses chat templates in requests by default.
 	Templates bool
 
-	KVSources bool // choices may have a KV source
-
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
@@ -223,7 +221,10 @@ type booking struct {
 	ref    api.RequestRef
 	prompt api.Prompt // kept until the answering worker is known
 	rank   events.RankKey
-	alive  *renewal
+
+	prefill uint64 // tokens that the chosen worker computes, if another worker answers: without its reuse
+
+	alive *renewal
 }
 
 // renewal reports progress of a request until stop is called. nil reports nothing.
@@ -303,7 +304,7 @@ func (s *Service) move(ctx context.Context, b *booking, to string) {
 	}
 	b.ref.RequestID, b.rank = rand.Text(), ranks[at].RankKey
 	_, _ = s.cfg.Bookings.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
-		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prompt.ISLTokens})
+		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prefill})
 	b.alive = s.renew(ctx, b.ref)
 }
 
@@ -349,6 +350,9 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
 	}
+	if r.API.Generates() && s.places(q.Model).decode {
+		q.Disaggregated, q.PrefillOptional = true, true
+	}
 	chosen, err := s.cfg.Select(ctx, q)
 	if err != nil {
 		return nil, booking{}, err
@@ -356,12 +360,16 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt(),
 		rank: events.RankKey{Instance: chosen.Worker, Rank: chosen.Rank}}
 	b.prompt.ISLTokens = chosen.ISLTokens
+	if chosen.Prefill == nil {
+		b.prefill = chosen.ISLTokens
+	}
 	if t := chosen.Tokenization; t != nil {
 		r.Unsupported = t.UnsupportedFields
 	}
 	c := s.choice(chosen, a.Subset)
 	if c != nil {
 		c.Unsupported = r.Unsupported
+		c.Body = s.bootstrapped(c, chosen.Prefill, a.Body, r.Prompts)
 	} else {
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
@@ -410,6 +418,7 @@ type places struct {
 	endpoints []string // serving addresses that proxies can reach, in their registered form, without duplicates
 	addresses []string // the IP:PORT of each endpoint
 	all       bool     // the pool has no other addresses
+	decode    bool     // the pool has decode workers, so requests may have a prefill worker
 }
 
 // places returns the addresses of a model. A change of the pool recomputes the addresses.
@@ -423,6 +432,7 @@ func (s *Service) places(model string) *places {
 	seen := map[string]bool{}
 	for i := range pool.Ranks {
 		endpoint := pool.Ranks[i].Record.Endpoint
+		at.decode = at.decode || pool.Ranks[i].Record.Role == api.RoleDecode
 		if seen[endpoint] {
 			continue
 		}
@@ -468,7 +478,7 @@ func (s *Service) allowed(model string, subset []string) (list []string, err err
 }
 
 // choice returns the destination of a booked request: the chosen worker, and the next best workers of the subset. It
-// returns nil if the chosen worker has left its permitted address by a new registration.
+// returns nil if a chosen worker has left its permitted address by a new registration.
 func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 	usable := func(endpoint string) string {
 		at := address(endpoint)
@@ -482,10 +492,23 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 		return nil
 	}
 	pool := s.cfg.Pool(of.Model)
-	c := &Choice{Addresses: []string{chosen}, Rank: serverRank(pool.Worker(of.Worker), of.Rank, chosen),
-		NoSource: s.cfg.KVSources}
-	if k := of.KVSource; k != nil {
-		c.Source = soleAddress(pool.Worker(k.Worker), k.Endpoint)
+	c := &Choice{Addresses: []string{chosen}}
+	rank, ranks := serverRank(pool.Worker(of.Worker), of.Rank, chosen)
+	if ranks > 1 {
+		c.Rank = strconv.FormatUint(uint64(rank), 10)
+	}
+	source := of.KVSource
+	if p := of.Prefill; p != nil {
+		if c.Prefiller = usable(p.Endpoint); c.Prefiller == "" {
+			return nil
+		}
+		if r, _ := serverRank(pool.Worker(p.Worker), p.Rank, c.Prefiller); r != rank {
+			c.Rank = "" // sidecars send the header to both servers
+		}
+		source = p.KVSource // the prefill worker fetches the blocks
+	}
+	if source != nil {
+		c.Source = soleAddress(pool.Worker(source.Worker), source.Endpoint)
 	}
 	if of.Explanation == nil {
 		return c
@@ -507,24 +530,21 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 	return c
 }
 
-// serverRank returns the rank as the server at its address counts; empty if the server has only one. Each of several
-// servers of a worker counts its own ranks (vllm-project/vllm › vllm/v1/engine/input_processor.py: with hybrid and
-// external load balancing a rank must be less than data_parallel_size_local).
-func serverRank(worker []registry.PoolRank, rank events.Rank, at string) string {
-	first, here := rank, 0
+// serverRank returns the rank as the server at its address counts, and the number of the server's ranks. Each of
+// several servers of a worker counts its own ranks (vllm-project/vllm › vllm/v1/engine/input_processor.py: with hybrid
+// and external load balancing a rank must be less than data_parallel_size_local).
+func serverRank(worker []registry.PoolRank, rank events.Rank, at string) (of events.Rank, here int) {
+	first := rank
 	for i := range worker {
 		if address(worker[i].Record.Endpoint) == at {
 			first = min(first, worker[i].Rank)
 			here++
 		}
 	}
-	switch {
-	case here < 2:
-		return ""
-	case here < len(worker):
+	if here < len(worker) {
 		rank -= first
 	}
-	return strconv.FormatUint(uint64(rank), 10)
+	return rank, here
 }
 
 // soleAddress returns the IP:PORT of a serving address with a single rank behind it; empty for other addresses. The
@@ -544,7 +564,7 @@ func soleAddress(worker []registry.PoolRank, endpoint string) string {
 
 // anyWorker chooses for a request without a model: any permitted worker, with fallbacks.
 func (s *Service) anyWorker(a *Ask) (*Choice, error) {
-	c := &Choice{NoSource: s.cfg.KVSources}
+	c := &Choice{}
 	for _, r := range s.cfg.All() {
 		at := address(r.Record.Endpoint)
 		if at != "" && r.Record.State == api.WorkerSchedulable && routing.Role(r.Record.Role).Answers() &&

@@ -393,19 +393,13 @@ func TestRanksAtOwnAddresses(t *testing.T) {
 }
 
 // TestKVSource: a request has the address of the KV source in the header of llm-d's sidecar, if the address has a
-// single rank. A client cannot set the header.
+// single rank.
 func TestKVSource(t *testing.T) {
-	for _, c := range []struct {
-		on           bool
-		source, want string
-		removed      bool
-	}{
-		{true, "a", "10.0.0.1:8000", false}, {true, "c", "10.0.0.3:80", false}, {true, "b", "", true},
-		{true, "d", "", true}, {true, "", "", true}, {false, "", "", false},
+	for _, c := range []struct{ source, want string }{
+		{"a", "10.0.0.1:8000"}, {"c", "10.0.0.3:80"}, {"b", ""}, {"d", ""}, {"", ""},
 	} {
 		w := newWorld()
 		cfg := w.config()
-		cfg.KVSources = c.on
 		cfg.Select = func(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
 			s, err := w.Select(ctx, r)
 			for _, p := range w.pool.Ranks {
@@ -428,8 +422,8 @@ func TestKVSource(t *testing.T) {
 				log := strings.Join(w.log, "\n") + "\n"
 				_, got, _ := strings.Cut(log, "kv-cache-source-host-port=")
 				got = got[:max(0, strings.IndexAny(got, " \n"))]
-				if removed := strings.Contains(log, "without "+kvCacheSource); got != c.want || removed != c.removed {
-					t.Errorf("%+v in %s: %q, removed %v: %s", c, mode, got, removed, log)
+				if got != c.want {
+					t.Errorf("%+v in %s: %q: %s", c, mode, got, log)
 				}
 			}
 		}

@@ -424,8 +424,8 @@ func TestStatesOfRanks(t *testing.T) {
 			"expired"},
 		{"a rank out of the range", []Record{{}, {}}, &Operator{Change: api.WorkerSpec{RankStart: 1, RankSize: 1}},
 			[]api.WorkerState{api.WorkerUnschedulable, api.WorkerSchedulable}, ""},
-		{"a role of a later version", []Record{{Worker: &api.WorkerSpec{Role: "encode"}}}, nil,
-			[]api.WorkerState{api.WorkerIncomplete}, "encode"},
+		{"a role of a later version", []Record{{Worker: &api.WorkerSpec{Role: "draft"}}}, nil,
+			[]api.WorkerState{api.WorkerIncomplete}, "draft"},
 	} {
 		r := New(Config{Namespace: s.ns})
 		for i, rec := range c.records {

@@ -10,8 +10,8 @@
 //	                      /server_info?config_format=json (max_num_batched_tokens; in its development mode only)
 //	vLLM before           /version and the same without /kv_event_sources: everything except the endpoints
 //	SGLang                GET /server_info (kv_events_config, page_size, dp_size, served_model_name, max_total_num_tokens,
-//	                      max_prefill_tokens, enable_lora, lora_paths; since 0.5.18 the descriptor kv_events too), and of
-//	                      a shared store /get_hicache_l3_cache_layout (since 0.5.23)
+//	                      max_prefill_tokens, enable_lora, lora_paths, disaggregation_mode; since 0.5.18 the descriptor
+//	                      kv_events too), and of a shared store /get_hicache_l3_cache_layout (since 0.5.23)
 //
 // Errors are classified by the caller's reaction. [ErrNotReady] is worth another attempt. [ErrUnknown] and
 // [ErrNoEvents] require a change of configuration. Fields of [Engine] stay empty if the engine does not report them;

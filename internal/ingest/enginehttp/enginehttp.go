@@ -46,6 +46,9 @@ type Engine struct {
 
 	Names Names // the present names: adapters change while the engine runs
 
+	Role          string // prefill, decode or encode; empty: aggregated, or not reported
+	BootstrapPort uint32 // of a prefill engine of SGLang; 0: not reported
+
 	TotalKVBlocks    uint64 // each rank's device memory, in blocks
 	MaxBatchedTokens uint64 // bound on the tokens that a rank computes in a step
 

@@ -152,6 +152,18 @@ func TestSGLang(t *testing.T) {
 			t.Context()); err != nil || got.TotalKVBlocks != 100 || got.MaxBatchedTokens != 4096 {
 			t.Errorf("%s, a running engine: %+v, %v", version, got, err)
 		}
+		for mode, role := range map[string]string{"null": "", "prefill": "prefill", "decode": "decode", "encode": "encode"} {
+			port := uint32(0)
+			if role == "prefill" {
+				port = 8998
+			}
+			runs := strings.Replace(string(cases["plain"]), "{", `{"disaggregation_mode":"`+mode+
+				`","disaggregation_bootstrap_port":8998,`, 1)
+			if got, err := engineOf(t, map[string]string{"/server_info": runs}).Ask(
+				t.Context()); err != nil || got.Role != role || got.BootstrapPort != port {
+				t.Errorf("%s, mode %s: %+v, %v", version, mode, got, err)
+			}
+		}
 		for _, name := range []string{"null", "no events"} {
 			if got, err := engineOf(t, map[string]string{"/server_info": string(cases[name])}).Ask(
 				t.Context()); !errors.Is(err, ErrNoEvents) {

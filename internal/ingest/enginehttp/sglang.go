@@ -26,6 +26,9 @@ type serverInfo struct {
 
 	Config *string `json:"kv_events_config"` // JSON, as on the command line
 
+	Disaggregation *string `json:"disaggregation_mode"` // null, prefill, decode or encode
+	BootstrapPort  *uint32 `json:"disaggregation_bootstrap_port"`
+
 	EnableLoRA *bool           `json:"enable_lora"`
 	LoRAPaths  json.RawMessage `json:"lora_paths"`
 
@@ -83,6 +86,12 @@ func (a *Asker) sglang(ctx context.Context, body []byte) (Engine, error) {
 		e.TotalKVBlocks = valueOf(info.MaxTokens) / uint64(e.BlockSize)
 	}
 	e.MaxBatchedTokens = valueOf(info.Prefill)
+	switch mode := valueOf(info.Disaggregation); mode {
+	case "prefill":
+		e.Role, e.BootstrapPort = mode, valueOf(info.BootstrapPort)
+	case "decode", "encode":
+		e.Role = mode
+	}
 	p := publisher{Publisher: "null", Endpoint: "tcp://*:5557"}
 	if text := valueOf(info.Config); text != "" {
 		if err := decode("/server_info: kv_events_config", []byte(text), &p); err != nil {

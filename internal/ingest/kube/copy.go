@@ -47,7 +47,15 @@ func Pods(namespace, selector string) Collection {
 
 // Pod contains the decoded fields of a pod.
 type Pod struct {
-	Meta   Meta `json:"metadata"`
+	Meta struct {
+		Meta
+		Labels struct {
+			Role string `json:"llm-d.ai/role"`
+		} `json:"labels"`
+		Annotations struct {
+			BootstrapPort string `json:"sglang.ai/bootstrap-port"`
+		} `json:"annotations"`
+	} `json:"metadata"`
 	Status struct {
 		Phase string `json:"phase"`
 		PodIP string `json:"podIP"`
@@ -55,7 +63,7 @@ type Pod struct {
 }
 
 // Metadata returns the pod's metadata.
-func (p Pod) Metadata() *Meta { return &p.Meta }
+func (p Pod) Metadata() *Meta { return &p.Meta.Meta }
 
 // Runs reports whether the pod's containers have started and are not about to be stopped.
 func (p Pod) Runs() bool {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/kube"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -101,7 +103,36 @@ func ofPod(s *host.Shim, pod *kube.Pod) (*host.Shim, error) {
 		&spec.Endpoint} {
 		*text = fill.Replace(*text)
 	}
+	if err := setRole(&spec, pod); err != nil {
+		return nil, err
+	}
 	return &one, one.Check()
+}
+
+// roles are the values of the label llm-d.ai/role (llm-d/llm-d-router › docs/disaggregation.md).
+var roles = map[string]api.Role{"": "", "prefill": api.RolePrefill, "encode-prefill": api.RolePrefill,
+	"decode": api.RoleDecode, "encode-decode": api.RoleDecode, "encode": api.RoleEncode,
+	"prefill-decode": api.RoleAggregated, "encode-prefill-decode": api.RoleAggregated, "both": api.RoleAggregated}
+
+// setRole sets the role by the pod's label, and the bootstrap port by the annotation of SGLang's router. Flags take
+// precedence.
+func setRole(spec *api.WorkerSpec, pod *kube.Pod) error {
+	if spec.Role == "" {
+		role, known := roles[pod.Meta.Labels.Role]
+		if !known {
+			return fmt.Errorf("the pod's label llm-d.ai/role is %.40q; it may be %s", pod.Meta.Labels.Role,
+				strings.Join(slices.Sorted(maps.Keys(roles))[1:], ", "))
+		}
+		spec.Role = role
+	}
+	if text := pod.Meta.Annotations.BootstrapPort; text != "" && spec.BootstrapPort == 0 {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || port == 0 {
+			return fmt.Errorf("the pod's annotation sglang.ai/bootstrap-port is %.40q; it must be a port from 1 to 65535", text)
+		}
+		spec.BootstrapPort = uint32(port)
+	}
+	return nil
 }
 
 // podShim is the shim of a pod's engine.
@@ -266,8 +297,10 @@ func (f *fleet) follow(ctx context.Context, list []kube.Pod) {
 	}
 }
 
-// podKey returns the key of a pod and its address. A pod with a new address has a new key.
-func podKey(pod *kube.Pod) string { return pod.Meta.UID + " " + pod.Status.PodIP }
+// podKey returns the key of a pod with its address and role. A pod with a new address or role has a new key.
+func podKey(pod *kube.Pod) string {
+	return pod.Meta.UID + " " + pod.Status.PodIP + " " + pod.Meta.Labels.Role
+}
 
 // start starts the shim of a pod, unless an earlier shim of the worker still runs. of is the number of pods.
 func (f *fleet) start(ctx context.Context, key string, pod *kube.Pod, of int) {

@@ -41,6 +41,7 @@ type Request struct {
 	Selected   uint32          // the holding of the chosen worker,
 	SelectedIn Tiers           // and its tiers
 	Pinned     bool            // the request or its session determines the worker
+	Bypass     bool            // the decode worker computes the prompt without an eligible prefill worker's blocks
 }
 
 // Tiers contains a number for each tier: device, host, disk, external. A prefix uses the tiers in this order.
@@ -75,6 +76,7 @@ func (t Tiers) tokens(blocks int, size uint64) (tokens Tiers) {
 const (
 	outcomeBest     = "best"
 	outcomeLoad     = "lost_to_load"
+	outcomeBypass   = "bypass"
 	outcomeCold     = "cold"
 	outcomePinned   = "pinned"
 	outcomeNoIndex  = "no_index"
@@ -94,6 +96,8 @@ func (r *Request) outcome() string {
 		return outcomeBest
 	case r.Pinned:
 		return outcomePinned
+	case r.Bypass:
+		return outcomeBypass
 	}
 	return outcomeLoad
 }
@@ -286,8 +290,11 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 	s.lose(loss{step: api.StepSelected, cause: api.CauseWorkerGone, tokens: uint64(known-registered) * size})
 	s.lose(loss{step: api.StepSelected, cause: api.CauseNotEligible, tokens: uint64(registered-eligible) * size})
 	cause := api.CauseLoad
-	if r.Pinned || r.Worker == "" {
+	switch {
+	case r.Pinned || r.Worker == "":
 		cause = api.CauseNotEligible
+	case r.Bypass:
+		cause = api.CauseBypass
 	}
 	s.lose(loss{step: api.StepSelected, cause: cause, tokens: uint64(eligible-selected) * size})
 	return s

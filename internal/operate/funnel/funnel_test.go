@@ -199,6 +199,13 @@ func TestDivide(t *testing.T) {
 				{step: api.StepSelected, cause: api.CauseWorkerGone, tokens: 4},
 				{step: api.StepSelected, cause: api.CauseNotEligible, tokens: 4},
 				{step: api.StepSelected, cause: api.CauseLoad, tokens: 16}}}},
+		{"a bypass", request(func(r *Request) {
+			r.Routed, r.Worker, r.Held, r.Registered, r.Eligible, r.Selected = true, "w", 10, 10, 10, 3
+			r.Known, r.HeldIn, r.SelectedIn, r.Bypass = 10, NewTiers(10, 0, 0, 0), NewTiers(3, 0, 0, 0), true
+		}), nil, 0, share{asked: 43, seen: 40, held: 40, selected: 12, heldIn: Tiers{40}, selectedIn: Tiers{12},
+			lost: []loss{
+				{step: api.StepSeen, cause: api.CausePartialBlock, tokens: 3},
+				{step: api.StepSelected, cause: api.CauseBypass, tokens: 28}}}},
 		{"no tokens", &Request{At: at, Model: "m", BlockSize: 4, ISL: 50}, nil, 0, share{asked: 50, lost: []loss{
 			{step: api.StepSeen, cause: api.CauseNotTokenized, tokens: 50}}}},
 		{"an unsupported field", &Request{At: at, Model: "m", BlockSize: 4, ISL: 50, Unsupported: true}, nil, 0,

@@ -29,9 +29,12 @@ type Queries struct {
 	checks    *prometheus.CounterVec
 	reused    *prometheus.CounterVec
 	moved     *prometheus.CounterVec
-	fields    *prometheus.CounterVec
-	routed    [4]*prometheus.CounterVec // tokens by step; the last two also by tier
-	outcomes  *prometheus.CounterVec
+
+	disaggregated *prometheus.CounterVec
+
+	fields   *prometheus.CounterVec
+	routed   [4]*prometheus.CounterVec // tokens by step; the last two also by tier
+	outcomes *prometheus.CounterVec
 
 	ratio *prometheus.HistogramVec
 
@@ -126,6 +129,11 @@ func (q *Queries) Routed(model string, asked, seen uint64, held, selected [event
 // Moved counts a request with an answer from another worker than the chosen one.
 func (q *Queries) Moved(model string) { q.moved.WithLabelValues(q.models.label(model)).Inc() }
 
+// Disaggregated counts a choice of a decode and a prefill worker by its outcome, see [api.Disaggregation].
+func (q *Queries) Disaggregated(model, outcome string) {
+	q.disaggregated.WithLabelValues(q.models.label(model), outcome).Inc()
+}
+
 // Unsupported counts a request that was routed by load because of fields, by API and field.
 func (q *Queries) Unsupported(of string, names []string) {
 	for _, name := range names {
@@ -218,6 +226,9 @@ func New(cfg Config) (http.Handler, *Queries) {
 			"(cached_tokens, through a gateway or in a report).", "model"),
 		moved: counter("kvatlas_route_moved_total",
 			"Requests through a gateway with an answer from another worker than the chosen one.", "model"),
+		disaggregated: counter("kvatlas_route_disaggregated_total", "Choices of a decode and a prefill worker by outcome: "+
+			"prefill (both), short_prompt or prefill_busy (bypass: the decode worker computes the prompt), "+
+			"no_prefill_worker or no_decode_worker (one worker answers alone).", "model", "outcome"),
 		fields: counter("kvatlas_unsupported_fields_total", "Requests routed by load because of a field that determines "+
 			"tokens or tenant and is not supported, or is unknown; by API and field. At most 64 unknown names have series.",
 			"api", "field"),
@@ -231,7 +242,8 @@ func New(cfg Config) (http.Handler, *Queries) {
 				"held, by tier.", "model", "tier"),
 		},
 		outcomes: counter("kvatlas_route_decisions_total", "Choices of a worker by their use of the index: best (no "+
-			"candidate held more), lost_to_load, cold (no worker held blocks), pinned, "+
+			"candidate held more), lost_to_load, bypass (a prefill worker held more), "+
+			"cold (no worker held blocks), pinned, "+
 			"no_index (the answer lacked partitions), "+
 			"no_worker.", "model", "outcome"),
 		ratio: histogram("kvatlas_find_best_ratio", "Largest share of a query's blocks held by a worker, "+

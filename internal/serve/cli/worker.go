@@ -21,6 +21,8 @@ func AddWorkerFlags(f *pflag.FlagSet, endpoint string) *WorkerFlags {
 	w := &WorkerFlags{flags: f}
 	f.StringVar(&w.spec.Endpoint, endpoint, "", "address for requests of routers to the worker: http://HOST:PORT")
 	f.StringVar(&w.role, "role", "", "the worker's part of a request: aggregated (the default), prefill, decode or encode")
+	f.Uint32Var(&w.spec.BootstrapPort, "bootstrap-port", 0,
+		"port where an SGLang prefill worker meets decode workers (SGLang's --disaggregation-bootstrap-port)")
 	f.Uint64Var(&w.spec.TotalKVBlocks, "total-kv-blocks", 0, "capacity of each rank's device memory, in blocks")
 	f.Uint64Var(&w.spec.MaxBatchedTokens, "max-num-batched-tokens", 0, "maximum tokens that a rank computes in a step")
 	f.StringVar(&w.spec.StableRoutingID, "stable-routing-id", "",

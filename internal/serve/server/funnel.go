@@ -160,7 +160,19 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 	if r.Registered < r.Held {
 		r.Known = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil || s.registry.Ended(k.Instance) })
 	}
-	r.Eligible = h.most(func(k events.RankKey) bool { return eligible(q, pool.Rank(k)) })
+	role := q.Role
+	if q.Disaggregated {
+		role = routing.Prefill
+	}
+	if out != nil && out.Disaggregation != nil {
+		switch out.Disaggregation.Outcome {
+		case api.ShortPrompt, api.PrefillBusy:
+			r.Bypass = true
+		case api.NoPrefillWorker, api.NoDecodeWorker:
+			role = ""
+		}
+	}
+	r.Eligible = h.most(func(k events.RankKey) bool { return eligible(q, role, pool.Rank(k)) })
 	if out != nil {
 		if out.Prefill != nil { // the prefill worker computes the prompt
 			out = out.Prefill
@@ -177,19 +189,15 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 	s.funnel.Record(r)
 }
 
-// eligible reports whether a rank could be chosen with less load.
-func eligible(q *api.SelectRequest, r *registry.PoolRank) bool {
+// eligible reports whether a rank of a pool could be chosen with less load.
+func eligible(q *api.SelectRequest, pool routing.Role, r *registry.PoolRank) bool {
 	if r == nil || r.Record.State != api.WorkerSchedulable {
 		return false
-	}
-	role := q.Role
-	if q.Disaggregated {
-		role = routing.Prefill
 	}
 	return (q.Workers == nil || slices.Contains(q.Workers, r.Instance)) &&
 		(q.Ranks == nil || slices.Contains(q.Ranks, api.RankPlace{Instance: r.Instance, Rank: r.Rank})) &&
 		(q.Endpoints == nil || slices.Contains(q.Endpoints, r.Record.Endpoint)) &&
-		routing.Role(r.Record.Role).In(role) &&
+		routing.Role(r.Record.Role).In(pool) &&
 		!slices.ContainsFunc(q.RequiredTaints, func(t string) bool { return !slices.Contains(r.Record.Taints, t) })
 }
 

@@ -50,7 +50,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	}, func(r grpc.ServiceRegistrar) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
 			Select: s.tracedSelect, Bookings: s, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
-			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates, KVSources: s.Sources.MinTokens > 0,
+			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
 			Bind: s.bindSession(), Metrics: measured{s.queries, s}, Expiry: s.RequestExpiry,
 		}))
 		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))

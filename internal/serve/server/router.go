@@ -74,6 +74,9 @@ func (s *Server) Select(ctx context.Context, q *api.SelectRequest) (*api.Selecti
 		policy = api.OpOther
 	}
 	s.queries.Selected(policy, api.OutcomeOf(err))
+	if out != nil && out.Disaggregation != nil && !q.Advisory {
+		s.queries.Disaggregated(out.Model, out.Disaggregation.Outcome)
+	}
 	traceChoice(ctx, q, policy, out)
 	return out, err
 }

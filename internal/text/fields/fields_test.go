@@ -195,3 +195,23 @@ func TestLength(t *testing.T) {
 		}
 	}
 }
+
+// TestReplace: a body in any encoding of JSON gets the new members once, at its end.
+func TestReplace(t *testing.T) {
+	wide := []byte{0xff, 0xfe}
+	for _, c := range `{"a": "\u00e9}", "x":{"x":1}}` {
+		wide = append(wide, byte(c), 0)
+	}
+	for body, want := range map[string]string{
+		`{}`: `{"x":"1","y":2}`, ` {"x" : NaN , "a":[ {"x":1}],"y":0 } `: `{"a":[ {"x":1}],"x":"1","y":2}`,
+		`{"\u0078":5,"b":-Infinity}`: `{"b":-Infinity,"x":"1","y":2}`, string(wide): `{"a":"\u00e9}","x":"1","y":2}`,
+		"\xef\xbb\xbf{\"a\":1}": `{"a":1,"x":"1","y":2}`,
+	} {
+		if _, err := Read("", []byte(body)); err != nil {
+			t.Fatalf("%q: %v", body, err)
+		}
+		if got := Replace([]byte(body), []Member{{"x", `"1"`}, {"y", "2"}}); string(got) != want {
+			t.Errorf("%q becomes %s, want %s", body, got, want)
+		}
+	}
+}

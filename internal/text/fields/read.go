@@ -27,6 +27,9 @@ type Request struct {
 	// Length is the approximate number of tokens of all prompts. Further is that of the prompts after the first.
 	Length, Further uint64
 
+	// Prompts is the number of prompts in a list; 0: the request has one prompt, which is no list.
+	Prompts int
+
 	// Unsupported has the names of the fields that prevent a look-up, each once.
 	Unsupported []string
 }
@@ -201,9 +204,12 @@ func (r *Request) setPrompt(value []byte) bool {
 			if inner == nil {
 				inner = value[from:to]
 			}
+			r.Prompts++
 		})
 		if inner != nil && (inner[0] == '[' || inner[0] == '"') {
 			first = inner
+		} else {
+			r.Prompts = 0 // token ids
 		}
 	}
 	var all, one length

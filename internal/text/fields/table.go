@@ -43,6 +43,9 @@ func OfPath(path string) API {
 // Agents reports whether an API is an API of agents. All fields of its class Tokens are in Text.Request.
 func (a API) Agents() bool { return a == Responses || a == Messages }
 
+// Generates reports whether workers generate text for requests of an API, in steps of prefill and decode.
+func (a API) Generates() bool { return a == Completions || a == Chat || a.Agents() }
+
 // Class is the effect of a field on a choice. The zero value is that of an unknown field.
 type Class int
 

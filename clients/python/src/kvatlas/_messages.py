@@ -157,6 +157,7 @@ class SelectRequest(Prompt):
     policy: str | None = None
     role: Literal["aggregated", "prefill", "decode"] | None = None
     disaggregated: bool = False
+    prefill_optional: bool = False
     advisory: bool = False
     """Say what would be chosen: nothing is booked or kept, and nothing waits."""
     session_id: str | None = None
@@ -317,6 +318,7 @@ class Answer:
 class Disaggregation:
     """Why a request has a prefill worker, or none."""
 
+    outcome: str
     bypass: bool
     reason: str
     net_new_tokens: int
@@ -493,6 +495,7 @@ class WorkerRecord:
     reasons: tuple[str, ...] = ()
     endpoint: str = ""
     role: str = ""
+    bootstrap_port: int = 0
     rank_start: int = 0
     rank_size: int = 0
     total_kv_blocks: int = 0

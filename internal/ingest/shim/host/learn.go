@@ -102,6 +102,8 @@ func (s *Shim) filledIn(ctx context.Context, said enginehttp.Engine, asker *engi
 	all.unnamedAdapters = said.UnnamedAdapters
 	spec := *s.spec
 	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
+	spec.Role = cmp.Or(spec.Role, api.Role(said.Role))
+	spec.BootstrapPort = cmp.Or(spec.BootstrapPort, said.BootstrapPort)
 	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
 	spec.SetNames(s.namesOf(said.Names, all.Model))
 	all.spec = &spec

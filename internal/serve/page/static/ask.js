@@ -27,7 +27,7 @@ const page = 10; // recorded requests that are listed at once
 
 // decisions are outcomes of choices, in words.
 const decisions = {
-  best: "best", lost_to_load: "lost to load", cold: "nobody held it", pinned: "pinned", no_index: "index incomplete",
+  best: "best", lost_to_load: "lost to load", bypass: "bypass", cold: "nobody held it", pinned: "pinned", no_index: "index incomplete",
   no_worker: "no worker",
 };
 

@@ -42,6 +42,8 @@ export const causes = {
     "widen workers, ranks or endpoints", "ask"],
   lost_to_load: ["the choice went to a worker that held less and was less busy",
     "if selected is much below held: more workers. With the policy dynamo, also a higher overlap_score_credit", "ask"],
+  bypass: ["a prefill worker held more, and the decode worker computed the prompt without it",
+    "see bypass in Prefill and decode", "ask"],
   not_eligible: ["the holder drains, has another role, or the request pins or requires something else",
     "see indexer select --explain", "ask"],
   not_routed: ["the prompt was only asked for; who served it is not known here",
