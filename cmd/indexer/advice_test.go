@@ -21,7 +21,8 @@ func TestTroubleSaysWhatToDo(t *testing.T) {
 		`cannot be decoded|registration cannot be read|could not be replayed|cannot say it again`)
 	found := 0
 	for _, folder := range []string{"cmd/indexer", "cmd/worker-shim", "internal/ingest/shim/host",
-		"internal/ingest/source", "internal/ingest/pods", "internal/operate/upkeep", "internal/serve/server",
+		"internal/ingest/source", "internal/ingest/pods", "internal/operate/upkeep", "internal/serve/launch",
+		"internal/serve/server",
 		"internal/serve/shimport"} {
 		files, err := filepath.Glob(filepath.Join("..", "..", folder, "*.go"))
 		if err != nil || len(files) == 0 {

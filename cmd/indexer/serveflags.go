@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/launch"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -26,15 +27,15 @@ func address(name, value string) error {
 	return nil
 }
 
-// rows returns the table of the flags of serve.
-func (s *serving) rows() cli.Flags {
+// serveRows returns the table of the flags of serve.
+func serveRows(s *launch.Process) cli.Flags {
 	return cli.Flags{
 		cli.Var(&s.Data, "data", "kvatlas-data",
 			"folder for the log and the snapshots of the NATS server in this process"),
-		cli.Var(&s.natsListen, "nats-listen", "127.0.0.1:4222",
+		cli.Var(&s.NATSListen, "nats-listen", "127.0.0.1:4222",
 			"where that server listens; port 0 takes a free one",
 			address),
-		cli.Var(&s.natsConfig, "nats-config", "",
+		cli.Var(&s.NATSConfig, "nats-config", "",
 			"nats-server configuration file for that server: users, TLS, leaf nodes",
 			cli.Valid(func(file string) error { return (&natsserver.Options{ConfigFile: file}).CheckFile() })),
 		cli.Var(&s.HTTPListen, "http-listen", "127.0.0.1:8090",
@@ -58,7 +59,7 @@ func (s *serving) rows() cli.Flags {
 		cli.Var(&s.GRPCInsecure, "grpc-insecure", false,
 			"whoever reaches --grpc-listen may have workers chosen without a token: for gateways that cannot send one, such as "+
 				"those of an InferencePool. A NetworkPolicy must let only these reach the port"),
-		cli.Var(&s.grpcClientCA, "grpc-client-ca", "",
+		cli.Var(&s.GRPCClientCA, "grpc-client-ca", "",
 			"file with the authorities (PEM) of client certificates on --grpc-listen: a gateway with a certificate of theirs "+
 				"needs no token (mutual TLS); needs --http-cert and --http-key"),
 		cli.Var(&s.Namespace, "namespace", "default",
@@ -89,10 +90,10 @@ func (s *serving) rows() cli.Flags {
 		cli.Var(&s.Drain, "drain-timeout", 20*time.Second,
 			"how long after SIGTERM this node may serve until others have taken over its partitions",
 			cli.Positive[time.Duration]()),
-		cli.Var(&s.natsWait, "nats-wait", 30*time.Second,
+		cli.Var(&s.NATSWait, "nats-wait", 30*time.Second,
 			"with --nats: how long to wait at the start for a server that is not there yet",
 			cli.NotNegative[time.Duration]()),
-		cli.Var(&s.syncInterval, "sync-interval", 0,
+		cli.Var(&s.SyncInterval, "sync-interval", 0,
 			"how long what was acknowledged may wait for the disk; 0 waits for it each time (server in this process)",
 			cli.NotNegative[time.Duration]()),
 		cli.Var(&s.LogBytes, "log-bytes", 0,
@@ -103,7 +104,7 @@ func (s *serving) rows() cli.Flags {
 			cli.Positive[time.Duration]()),
 		cli.Var(&s.SnapshotBytes, "snapshot-bytes", -1,
 			"bytes that the snapshot bucket may take; -1 sets no bound"),
-		cli.Var(&s.storeBytes, "store-bytes", 0,
+		cli.Var(&s.StoreBytes, "store-bytes", 0,
 			"bytes that all logs and snapshots of the server in this process may take; beyond, writing waits "+
 				"(default: what the disk has)",
 			cli.NotNegative[int64]()),
@@ -117,14 +118,14 @@ func (s *serving) rows() cli.Flags {
 		cli.Var(&s.Index.MaxPendingBytes, "max-pending-bytes", radix.DefaultMaxPendingBytes,
 			"memory of one rank's pending blocks, 128 bytes a block and 288 an event; beyond, the oldest are dropped",
 			cli.NotNegative[int]()),
-		cli.Var(&s.pendingFor, "pending-for", 0,
+		cli.Var(&s.PendingFor, "pending-for", 0,
 			"age at which a pending block is dropped; 0: never, it waits until its parent is announced or it is removed",
 			cli.NotNegative[time.Duration]()),
 		cli.Var(&s.Index.MaxTombstones, "max-tombstones", radix.DefaultMaxTombstones,
 			"tombstones of one rank: removals whose place is remembered beyond the message that has them"),
-		cli.Var(&s.tombstoneFor, "tombstone-for", time.Duration(radix.DefaultTombstoneFor)*time.Millisecond,
+		cli.Var(&s.TombstoneFor, "tombstone-for", time.Duration(radix.DefaultTombstoneFor)*time.Millisecond,
 			"how long a tombstone is kept"),
-		cli.Var(&s.onRefused, "on-engine-refused", "clear",
+		cli.Var(&s.OnRefused, "on-engine-refused", "clear",
 			"of shims in this process: what follows when an engine's connection has ended and its own ports refuse: "+
 				"clear or keep; see worker-shim run"),
 		cli.Var(&s.Engines.SilentAfter, "engine-silent-after", 10*time.Second,
@@ -140,10 +141,10 @@ func (s *serving) rows() cli.Flags {
 			"queries over NATS that may wait for a worker, 64 MiB of them at most; more are refused as busy "+
 				"(default: 512 for each core); over HTTP so many and --query-workers more may be under way",
 			cli.NotNegative[int]()),
-		cli.Var(&s.forwardQueries, "forward-queries", true,
+		cli.Var(&s.ForwardQueries, "forward-queries", true,
 			"with several nodes: have a query over NATS finished, and its client answered, by a node that has what this one "+
 				"lacks, which saves a message; both nodes must say so"),
-		cli.Var(&s.l3Config, "l3-config", "",
+		cli.Var(&s.L3Config, "l3-config", "",
 			"JSON file with the shared store of each model; it overrides the registrations of workers; "+
 				"see docs/l3.md"),
 		cli.Var(&s.L3.Timeout, "l3-timeout", 20*time.Millisecond,
@@ -160,7 +161,7 @@ func (s *serving) rows() cli.Flags {
 		cli.Var(&s.Policy, "policy", selection.DefaultPolicy,
 			"how workers are chosen where a request does not say: "+strings.Join(routing.Policies(), ", "),
 			cli.OneOf("is none of "+strings.Join(routing.Policies(), ", "), routing.Policies()...)),
-		cli.Var(&s.routingConfig, "routing-config", "",
+		cli.Var(&s.RoutingConfig, "routing-config", "",
 			"YAML file with constants of the choice, such as router_temperature: 0.5; see docs/routing-reference.md"),
 		cli.Var(&s.Sources.MinTokens, "kv-source-tokens", 0,
 			"least number of tokens of a prompt that a worker holds beyond the chosen worker, to be the KV source of the choice: "+
@@ -170,7 +171,7 @@ func (s *serving) rows() cli.Flags {
 			"tiers from which engines can send blocks to each other, joined by +: host with vLLM's offloading connector, or "+
 				"device+host",
 			cli.Valid(func(tiers string) error { _, err := api.Tiers(tiers).List(); return err })),
-		cli.Var(&s.tokenizers, "tokenizers", "",
+		cli.Var(&s.TokenizersFile, "tokenizers", "",
 			"YAML file that says for each model what makes tokens of prompts and messages; see docs/text.md"),
 		cli.Var(&s.RequestTemplates, "request-templates", false,
 			"run the chat templates that requests bring (chat_template), in place of the model's own; by default such requests "+

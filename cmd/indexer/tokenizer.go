@@ -48,7 +48,7 @@ Texts that are refused here are counted only: their requests are routed by load.
 		if file == "" || model == "" || against == "" {
 			return cli.UsageErrorf("give --tokenizers, --model and --against")
 		}
-		settings, err := readTokenizers(file)
+		settings, err := tokenize.ReadSettings(file)
 		if err != nil {
 			return cli.UsageErrorf("--tokenizers: %w", err)
 		}

@@ -1,6 +1,7 @@
-package main
+package launch
 
 import (
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
@@ -48,4 +50,30 @@ func readRouting(path string) (routing.Config, error) {
 		return c, err
 	}
 	return c, c.Validate()
+}
+
+// readL3Config reads a file with {"MODEL": {"sglang_hicache_mooncake": {...}}, ...}. passed has the unknown fields of
+// each model.
+func readL3Config(path string) (models map[string]hicache.Config, passed map[string]hicache.Passed, err error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if models, passed, err = hicache.ParseModels(data); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return models, passed, nil
+}
+
+// readAuthorities reads certificates of authorities from a PEM file.
+func readAuthorities(path string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate in PEM", path)
+	}
+	return pool, nil
 }

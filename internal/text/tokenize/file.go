@@ -1,4 +1,4 @@
-package main
+package tokenize
 
 import (
 	"encoding/json"
@@ -8,11 +8,10 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
-	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 )
 
-// readTokenizers reads the tokenizer of each model from a YAML or JSON file. An empty path is no file.
-func readTokenizers(path string) (s tokenize.Settings, err error) {
+// ReadSettings reads the tokenizer of each model from a YAML or JSON file. An empty path returns no tokenizers.
+func ReadSettings(path string) (s Settings, err error) {
 	if path == "" {
 		return s, nil
 	}
