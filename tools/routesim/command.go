@@ -21,6 +21,7 @@ import (
 // flags are the flags of the command.
 type flags struct {
 	trace, workload, svg    string
+	format                  string
 	requests, workers       int
 	arms, disturb           []string
 	routers                 []int
@@ -50,7 +51,8 @@ result of each way: reused prompt tokens, times to the first token, throughput, 
 is needed; a run takes seconds.
 
 Workloads: two mixes that llm-d has published figures for, generated workloads, the requests of a measured run of vLLM
-servers, and request traces in Mooncake's format. A trace may have a session_id for each request; else conversations are
+servers, and request traces of several forms: Mooncake's, which indexer record export writes, and those of the
+benchmarks of vLLM and llm-d. A trace may have a session_id for each request; else conversations are
 recognised by their prompts. A JSON object with scale and requests, each with session, tokens and hash ids, is a trace
 too; its requests arrive at random moments (a Poisson process) at --rate.
 
@@ -88,7 +90,9 @@ forget theirs).`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&fl.workload, "workload", "", "a workload: "+strings.Join(workloadNames(), ", "))
-	f.StringVar(&fl.trace, "trace", "", "file of requests in Mooncake's format")
+	f.StringVar(&fl.trace, "trace", "", "file of requests; see --trace-format")
+	f.StringVar(&fl.format, "trace-format", "",
+		"form of --trace: "+strings.Join(names(trace.Formats), ", ")+"; empty: detected from the file (docs/recording.md)")
 	f.IntVar(&fl.requests, "requests", 0, "requests of the trace or of a generated workload; 0: all, or 1,500")
 	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, 8 for a trace")
 	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose")
@@ -107,8 +111,8 @@ forget theirs).`,
 		"assumed capacity of a worker in approx-lru, in tokens; 0: the real capacity (default for the mixes as published, else 0)")
 	f.IntVar(&fl.tableDepth, "table-depth", -1,
 		"length of the prompt's head for approx-ttl and approx-lru, in tokens; 0: all (default for the mixes as published, else 0)")
-	f.IntVar(&fl.blockTokens, "block-tokens", trace.BlockTokens,
-		"prompt tokens of a hash id in the trace")
+	f.IntVar(&fl.blockTokens, "block-tokens", 0,
+		"prompt tokens of a hash id in the trace; 0: 512, in vllm-timed 16, in weka as in the file")
 	f.IntVar(&fl.output, "output-tokens", 0, "tokens of every answer; 0: as in the workload")
 	f.BoolVar(&fl.singleTurns, "single-turns", false, "keep only the first request of every session")
 	f.StringVar(&fl.engine, "engine", "", "constants of the engines: qwen3-32b or vllm-h200 (default: the workload's)")
@@ -184,7 +188,7 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 		value, lo, hi int
 	}{{"requests", fl.requests, 0, 1 << 30}, {"workers", fl.workers, 0, 1024}, {"capacity", fl.capacity, 0, 1 << 30},
 		{"host", fl.host, 0, 1 << 30}, {"store", fl.store, 0, 1 << 34}, {"table-tokens", fl.tableTokens, -1, 1 << 30},
-		{"table-depth", fl.tableDepth, -1, 1 << 30}, {"block-tokens", fl.blockTokens, 1, 1 << 20},
+		{"table-depth", fl.tableDepth, -1, 1 << 30}, {"block-tokens", fl.blockTokens, 0, 1 << 20},
 		{"output-tokens", fl.output, 0, 1 << 20}, {"engines-per-gpu", fl.enginesPerGPU, 0, 1024}} {
 		if n.value < n.lo || n.value > n.hi {
 			fail("--%s %d is not from %d to %d", n.name, n.value, n.lo, n.hi)
@@ -228,15 +232,17 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 	if fl.ratios != nil && fl.capacity > 0 {
 		fail("--ratio and --capacity exclude each other")
 	}
-	if fl.blockSize == 0 {
+	given := fl.blockSize != 0
+	if !given {
 		if fl.blockSize = 64; fl.engine == "vllm-h200" {
 			fl.blockSize = VLLMOnH200().BlockSize
 		}
 	}
 	if err := trace.CheckBlockSize(fl.blockSize); err != nil {
 		fail("--block-size: %w", err)
-	} else if fl.blockTokens%fl.blockSize != 0 {
-		fail("--block-tokens %d is no multiple of the block size %d", fl.blockTokens, fl.blockSize)
+	}
+	if fl.format != "" && !slices.Contains(trace.Formats, trace.Format(fl.format)) {
+		fail("--trace-format: there is no %q; there are %s", fl.format, strings.Join(names(trace.Formats), ", "))
 	}
 	if o.Arms, err = ParseArms(fl.arms); err != nil {
 		fail("--arms: %w", err)
@@ -268,7 +274,20 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 	if len(errs) > 0 {
 		return o, errors.Join(errs...)
 	}
-	if o.Workloads, err = fl.workloads(); err != nil {
+	var reqs []trace.Request
+	if fl.trace != "" {
+		if reqs, err = readTrace(fl.trace, fl.format, fl.requests, &fl.blockTokens, fl.seed); err != nil {
+			return o, fmt.Errorf("--trace: %w", err)
+		}
+		if !given && trace.CheckBlockSize(fl.blockTokens) == nil {
+			fl.blockSize = min(fl.blockSize, fl.blockTokens)
+		}
+		if fl.blockTokens%fl.blockSize != 0 {
+			return o, fmt.Errorf("--block-tokens: %d tokens of a hash id are no multiple of the block size %d", fl.blockTokens,
+				fl.blockSize)
+		}
+	}
+	if o.Workloads, err = fl.workloads(reqs); err != nil {
 		return o, err
 	}
 	for i := range o.Workloads {
@@ -320,7 +339,7 @@ func workloadNames() []string {
 }
 
 // workloads returns the workload once for every rate.
-func (fl *flags) workloads() (list []Workload, err error) {
+func (fl *flags) workloads(reqs []trace.Request) (list []Workload, err error) {
 	switch fl.workload {
 	case "capacity-73":
 		return []Workload{Capacity73(fl.seed, fl.blockSize, fl.rates)}, nil
@@ -330,12 +349,6 @@ func (fl *flags) workloads() (list []Workload, err error) {
 	rates := fl.rates
 	if rates == nil {
 		rates = []float64{0}
-	}
-	var reqs []trace.Request
-	if fl.workload == "" {
-		if reqs, err = readTrace(fl.trace, fl.requests, &fl.blockTokens, fl.seed); err != nil {
-			return nil, fmt.Errorf("--trace: %w", err)
-		}
 	}
 	for _, r := range rates {
 		w, err := fl.atRate(reqs, r)
@@ -402,9 +415,9 @@ func parseChanges(texts []string) (list []Change, err error) {
 	return list, nil
 }
 
-func names(arms []Arm) (list []string) {
-	for _, a := range arms {
-		list = append(list, string(a))
+func names[T ~string](texts []T) (list []string) {
+	for _, t := range texts {
+		list = append(list, string(t))
 	}
 	return list
 }

@@ -1,6 +1,7 @@
 package routesim
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,23 +18,29 @@ type sample struct {
 	Requests [][]json.RawMessage `json:"requests"`
 }
 
-// readTrace reads a trace of at most limit requests; 0 reads all. A sample gets arrivals of a Poisson process, and sets
-// the tokens of a hash id.
-func readTrace(file string, limit int, blockTokens *int, seed uint64) ([]trace.Request, error) {
-	text, err := os.ReadFile(file)
+// readTrace reads a trace of at most limit requests; 0 reads all. An empty format is detected. A file without times gets
+// arrivals of a Poisson process. readTrace sets the tokens of a hash id, unless they are given.
+func readTrace(file, format string, limit int, blockTokens *int, seed uint64) ([]trace.Request, error) {
+	rng := rand.New(rand.NewPCG(seed, 0x73616d706c65))
+	s, err := readSample(file, format)
 	if err != nil {
 		return nil, err
 	}
-	var s sample
-	if json.Unmarshal(text, &s) != nil || s.Requests == nil {
-		return trace.ReadFile(file, limit)
+	if s == nil {
+		t, err := trace.ImportFile(file, trace.Format(format), limit)
+		if err != nil {
+			return nil, err
+		}
+		if t.Untimed {
+			arrive(t.Requests, rng)
+		}
+		*blockTokens = cmp.Or(*blockTokens, t.Tokens)
+		return t.Requests, nil
 	}
 	if s.Scale < 1 || trace.BlockTokens%s.Scale != 0 {
 		return nil, fmt.Errorf("%s: scale %d does not divide %d", file, s.Scale, trace.BlockTokens)
 	}
 	*blockTokens = trace.BlockTokens / s.Scale
-	rng := rand.New(rand.NewPCG(seed, 0x73616d706c65))
-	at := 0.0
 	var list []trace.Request
 	for i, fields := range s.Requests {
 		if len(list) == limit && limit > 0 {
@@ -43,11 +50,39 @@ func readTrace(file string, limit int, blockTokens *int, seed uint64) ([]trace.R
 		if err != nil {
 			return nil, fmt.Errorf("%s: request %d: %w", file, i, err)
 		}
-		r.Timestamp = int64(at)
-		at += 1000 * rng.ExpFloat64()
 		list = append(list, r)
 	}
+	arrive(list, rng)
 	return list, nil
+}
+
+// arrive sets the times of a Poisson process with a request a second.
+func arrive(list []trace.Request, rng *rand.Rand) {
+	at := 0.0
+	for i := range list {
+		list[i].Timestamp = int64(at)
+		at += 1000 * rng.ExpFloat64()
+	}
+}
+
+// maxSample bounds a file that may be a sample, in bytes.
+const maxSample = 1 << 30
+
+// readSample reads a file with a sample; nil: the file has another form.
+func readSample(file, format string) (*sample, error) {
+	info, err := os.Stat(file)
+	if err != nil || format != "" || info.Size() > maxSample {
+		return nil, err
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var s sample
+	if json.Unmarshal(text, &s) != nil || len(s.Requests) == 0 || s.Scale == 0 {
+		return nil, nil
+	}
+	return &s, nil
 }
 
 // sampleOutput is the length of answers in a sample, which has no lengths.
