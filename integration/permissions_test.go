@@ -34,10 +34,13 @@ const (
 	shimUser     = "shim-w1"
 	poolUser     = "pool-gpu"
 	storeUser    = "store-master=3A9003"
+	analystUser  = "analyst-a1"
 )
 
 var (
-	allUsers = []string{nodeUser, readerUser, routerUser, operatorUser, shimUser, storeUser, poolUser}
+	allUsers = []string{nodeUser, readerUser, routerUser, operatorUser, shimUser, storeUser, analystUser, poolUser}
+	analysts = []string{nodeUser, analystUser}
+	infos    = []string{nodeUser, shimUser, poolUser, analystUser}
 	nodeOnly = []string{nodeUser}
 	askers   = []string{nodeUser, readerUser, routerUser, operatorUser}
 	routers  = []string{nodeUser, routerUser}
@@ -90,6 +93,8 @@ func matrix(p, q events.Partition) []matrixRow {
 		{"StoreSubject", "kv.v1.a.store.other=3A9003", nodeOnly, nodeOnly},
 		{"StoreSourceSubject", "kv.v1.a.store.master=3A9003.source", stores, nodeOnly},
 		{"StoreSourceSubjects", "kv.v1.a.store.other=3A9003.source", nodeOnly, nodeOnly},
+		{"recordPrefix", "kv.v1.a.record.n1", nodeOnly, nodeOnly},
+		{"secretBucket", "$KV.kvatlas_a_secret.recording", nodeOnly, nil},
 		{"metaBucket", "$KV.kvatlas_a.namespace", nodeOnly, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m1", shims, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m2", nodeOnly, nil},
@@ -109,7 +114,16 @@ func matrix(p, q events.Partition) []matrixRow {
 		{"another namespace", "kv.v1.b.q.find", nil, nil},
 		{"another namespace", "$KV.kvatlas_b.namespace", nil, nil},
 		{"another namespace", "$KV.kvatlas_b_workers." + own, nil, nil},
-		{"JetStream", "$JS.API.INFO", shims, nil},
+		{"JetStream", "$JS.API.INFO", infos, nil},
+		{"JetStream", "$JS.API.STREAM.INFO.KV_RECORD_a", analysts, nil},
+		{"JetStream", "$JS.API.STREAM.MSG.GET.KV_RECORD_a", analysts, nil},
+		{"JetStream", "$JS.API.STREAM.MSG.GET.KV_kvatlas_a_secret", nodeOnly, nil},
+		{"JetStream", "$JS.API.STREAM.INFO.KV_kvatlas_a_secret", nodeOnly, nil},
+		{"JetStream", "$JS.API.DIRECT.GET.KV_RECORD_a", nodeOnly, nil},
+		{"JetStream", "$JS.API.DIRECT.GET.KV_kvatlas_a_secret.$KV.kvatlas_a_secret.recording", nodeOnly, nil},
+		{"JetStream", "$JS.API.CONSUMER.CREATE.KV_RECORD_a.x", nodeOnly, nil},
+		{"JetStream", "$JS.API.STREAM.PURGE.KV_RECORD_a", nodeOnly, nil},
+		{"JetStream", "$JS.API.STREAM.DELETE.KV_RECORD_a", nodeOnly, nil},
 		{"JetStream", "$JS.API.STREAM.INFO." + ownLog, shims, nil},
 		{"JetStream", "$JS.API.STREAM.INFO." + otherLog, pools, nil},
 		{"JetStream", "$JS.API.STREAM.MSG.GET.KV_kvatlas_a", shims, nil},
@@ -285,7 +299,8 @@ func startMatrix(t *testing.T, kind string, amend func(config string) string) *m
 		t.Fatal(err)
 	}
 	for _, m := range []natsauth.Member{{Role: jetstream.RoleShim, Worker: "w1", Models: []string{"m1"}},
-		{Role: jetstream.RolePool, Pool: "gpu", Models: []string{"m1"}}, {Role: jetstream.RoleStore, Store: "master:9003"}} {
+		{Role: jetstream.RolePool, Pool: "gpu", Models: []string{"m1"}}, {Role: jetstream.RoleStore, Store: "master:9003"},
+		{Role: jetstream.RoleAnalyst, Name: "a1"}} {
 		m.Namespace = "a"
 		if _, err := s.ring.Add(m); err != nil {
 			t.Fatal(err)
@@ -325,7 +340,7 @@ func startMatrix(t *testing.T, kind string, amend func(config string) string) *m
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if n, err := s.ring.Push(t.Context(), conn); err != nil || n != 7 {
+		if n, err := s.ring.Push(t.Context(), conn); err != nil || n != 8 {
 			t.Fatal(n, err)
 		}
 	}
@@ -466,7 +481,7 @@ func targets(p events.Partition, user string) []string {
 		"kv.v1.a.node.VICTIM.forward", "kv.v1.a.ctl.0.VICTIM.0", "kv.v1.a.engine.VICTIM", "kv.v1.a.store.VICTIM",
 		"kv.v1.a.answer.0.VICTIM.0.abcdefgh", "kv.v1.a.q.VICTIM", "kv.v1.a.recall.0.VICTIM.0",
 		"$KV.kvatlas_a_workers.0.VICTIM.0", "$KV.kvatlas_a_workers.operator.VICTIM", "$KV.kvatlas_a.namespace",
-		"$KV.kvatlas_a.model.VICTIM", "$KV.kvatlas_a_snap.p0.VICTIM", "$KV.kvatlas_a_nodes.VICTIM",
+		"$KV.kvatlas_a.model.VICTIM", "$KV.kvatlas_a_snap.p0.VICTIM", "$KV.kvatlas_a_nodes.VICTIM", "kv.v1.a.record.VICTIM", "$KV.kvatlas_a_secret.VICTIM",
 		"$JS.API.STREAM.PURGE.VICTIM", "$JS.API.STREAM.DELETE.KV_kvatlas_a_snap",
 		"$JS.API.CONSUMER.DELETE.KV_EVENTS_a_0.VICTIM", "_INBOX_node.VICTIM", "_INBOX_reader.VICTIM", "$SRV.PING.VICTIM",
 	}

@@ -28,7 +28,7 @@ role from the nodes' account.`,
 }
 
 // userFlags are the flags that name users.
-type userFlags struct{ shims, pools, stores, models, readers, routers, operators []string }
+type userFlags struct{ shims, pools, stores, models, readers, routers, operators, analysts []string }
 
 func (s *userFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.shims, "shim", nil, "worker whose shim gets a key of its own; may be given again")
@@ -39,20 +39,26 @@ func (s *userFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.models, "model", nil,
 		"model that the workers of --shim and --pool may serve; may be given again (default: any model)")
 	for _, c := range s.clients() {
-		f.StringSliceVar(c.names, string(c.role), nil,
-			"name of a further "+string(c.role)+", with a key and an inbox of its own; may be given again")
+		f.StringSliceVar(c.names, string(c.role), nil, c.what()+", with a key and an inbox of its own; may be given again")
 	}
 }
 
 // clients are the roles of which a namespace may have further users, and the names of these.
 func (s *userFlags) clients() []clientFlag {
 	return []clientFlag{{jetstream.RoleReader, &s.readers}, {jetstream.RoleRouter, &s.routers},
-		{jetstream.RoleOperator, &s.operators}}
+		{jetstream.RoleOperator, &s.operators}, {jetstream.RoleAnalyst, &s.analysts}}
 }
 
 type clientFlag struct {
 	role  jetstream.Role
 	names *[]string
+}
+
+func (c *clientFlag) what() string {
+	if c.role == jetstream.RoleAnalyst {
+		return "name of a reader of recorded requests"
+	}
+	return "name of a further " + string(c.role)
 }
 
 func (s *userFlags) members(namespace string) (list []natsauth.Member) {
@@ -267,15 +273,15 @@ func authAddCommand() *cobra.Command {
 	return ringCommand(&cobra.Command{
 		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
 		Short: "Make keys for further users",
-		Long: `Make keys for further shims, pools, stores, readers, routers and operators. The command prints the flags with
-which each connects to standard error, and the new accounts part of the servers' configuration to standard output. If
+		Long: `Make keys for further shims, pools, stores, readers, routers and operators, and for analysts, which read recorded
+requests (docs/recording.md). The command prints the flags with which each connects to standard error, and the new accounts part of the servers' configuration to standard output. If
 the keys were made with --jwt, run push instead.`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) { named.register(f); natsFlag(f, &nats); resolverFlag(f, &resolver) }, true,
 		func(ring *natsauth.Ring, namespace string) error {
 			members := named.members(namespace)
 			if len(members) == 0 {
-				return cli.UsageErrorf("--shim, --pool, --store, --reader, --router or --operator is missing")
+				return cli.UsageErrorf("--shim, --pool, --store, --reader, --router, --operator or --analyst is missing")
 			}
 			var added []string
 			for _, m := range members {
@@ -358,7 +364,7 @@ func authRemoveCommand() *cobra.Command {
 	return ringCommand(&cobra.Command{
 		Use:   "remove --user NAME... --keys DIR",
 		Short: "Remove users that were added, with their keys",
-		Long: `Remove users of shims, pools and stores, and named readers, routers and operators. Their keys are deleted from the folder, and are no longer valid once the
+		Long: `Remove users of shims, pools and stores, and named readers, routers, operators and analysts. Their keys are deleted from the folder, and are no longer valid once the
 servers have the configuration that the command prints, or indexer auth push was run.`,
 		Example: `  indexer auth remove --user shim-worker-2 --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) {

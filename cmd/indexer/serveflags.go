@@ -201,6 +201,19 @@ func serveRows(s *launch.Process) cli.Flags {
 			"blocks that indexer funnel remembers to name the causes of lost tokens; some 120 bytes each (default: four for "+
 				"each block in the index, from 65,536 to 524,288)",
 			cli.NotNegative[int]()),
+		cli.Var(&s.Recording.On, "record", false,
+			"record requests as keyed hashes, with choice, reuse and latency, in a stream of JetStream; see docs/recording.md"),
+		cli.Var(&s.Recording.Bytes, "record-bytes", 0,
+			"with --record: bytes of the stream; beyond, the oldest records go "+
+				"(default: 1 GiB, or an eighth of a small disk; the last started node decides)",
+			cli.Is(func(n int64) bool { return n == 0 || n >= 1<<20 }, "is less than 1 MiB")),
+		cli.Var(&s.Recording.Age, "record-age", 24*time.Hour,
+			"with --record: age at which records go",
+			cli.AtLeast(time.Minute, "1m")),
+		cli.Var(&s.Recording.Span, "record-span", 512,
+			"with --record: tokens of a prompt that one hash stands for; fewer tokens show shorter common prefixes and cost more "+
+				"(rounded down to whole blocks, at least one)",
+			cli.Between[uint32](1, 1<<20)),
 		cli.Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8,
 			"share of --guess-max-blocks that is left then"),
 	}

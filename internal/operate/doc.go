@@ -4,6 +4,7 @@
 //   - dump exports and imports the index in a form that other programs read
 //   - funnel accounts for reusable tokens: where reuse was gained and where it was lost
 //   - metrics exports the status to Prometheus
+//   - recording records requests as keyed hashes, and reads and exports the records
 //   - survey collects the status of all nodes
 //   - top shows the fleet live in a terminal
 //   - upkeep changes a deployment: forget, resync, delete a namespace, hand over a NATS server

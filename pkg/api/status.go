@@ -62,6 +62,31 @@ type Status struct {
 	EngineReports *ReportCounts `json:"engine_reports,omitempty" msgpack:"engine_reports,omitempty"`
 
 	RouterRequests *RouterRequestCounts `json:"router_requests,omitempty" msgpack:"router_requests,omitempty"`
+
+	Recording *RecordingStatus `json:"recording,omitempty" msgpack:"recording,omitempty"` // nil: requests are not recorded
+}
+
+// RecordingStatus describes the recording of requests on a node since the node's start. A request has up to three
+// records: the choice, the end, and the engine's report.
+type RecordingStatus struct {
+	Records      uint64 `json:"records" msgpack:"records"` // accepted for the stream
+	Stored       uint64 `json:"stored" msgpack:"stored"`   // of Records
+	Dropped      uint64 `json:"dropped" msgpack:"dropped"` // the queue was full, or a batch was too large
+	WaitingBytes uint64 `json:"waiting_bytes" msgpack:"waiting_bytes"`
+	Span         uint32 `json:"span" msgpack:"span"` // tokens of a name of a prompt, at most
+
+	Failing string           `json:"failing,omitempty" msgpack:"failing,omitempty"` // why batches cannot be stored now
+	Stream  *RecordingStream `json:"stream,omitempty" msgpack:"stream,omitempty"`   // of all nodes; nil: unknown
+}
+
+// RecordingStream is the state of the stream with the records of all nodes.
+type RecordingStream struct {
+	Batches  uint64     `json:"batches" msgpack:"batches"`
+	Bytes    uint64     `json:"bytes" msgpack:"bytes"`
+	MaxBytes int64      `json:"max_bytes" msgpack:"max_bytes"`
+	MaxAgeMS uint64     `json:"max_age_ms" msgpack:"max_age_ms"`
+	Replicas int        `json:"replicas" msgpack:"replicas"`
+	Oldest   *time.Time `json:"oldest,omitempty" msgpack:"oldest,omitempty"` // when the first batch was stored; nil: none
 }
 
 // ClaimStatus reports whether workers must claim their models, and the ranks that a node ignores for lack of a claim.

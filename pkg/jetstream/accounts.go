@@ -95,7 +95,8 @@ func exports(ns string) []Export {
 		StoreSourceSubjects(ns),
 		RecallPrefix(ns) + "*.*.*", answerPrefix(ns) + "*.*.*.*",
 		keySubject(metaBucket(ns), "model.*"), keySubject(workersBucket(ns), "*.*.*"),
-		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)), directGet + ">",
+		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)),
+		"$JS.API.STREAM.MSG.GET." + recordingStream(ns), directGet + ">",
 	} {
 		list = append(list, Export{Subject: subject})
 	}

@@ -8,7 +8,7 @@ import (
 // StreamUse has the size of a stream of a namespace, or of a bucket's stream.
 type StreamUse struct {
 	Name     string `json:"name"`
-	Bucket   string `json:"bucket,omitempty"` // empty: a partition's log
+	Bucket   string `json:"bucket,omitempty"` // empty: a partition's log, or the recorded requests
 	Messages uint64 `json:"messages"`
 	Bytes    uint64 `json:"bytes"`
 }
@@ -27,7 +27,9 @@ func (c *Conn) NamespaceStreams(ctx context.Context, ns string) (list []StreamUs
 	for _, name := range log.Streams {
 		names = append(names, StreamUse{Name: name})
 	}
-	for _, bucket := range []string{snapshotBucket(ns), nodesBucket(ns), workersBucket(ns), metaBucket(ns)} {
+	names = append(names, StreamUse{Name: recordingStream(ns)})
+	for _, bucket := range []string{secretBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns),
+		metaBucket(ns)} {
 		names = append(names, StreamUse{Name: bucketStream(bucket), Bucket: bucket})
 	}
 	for _, s := range names {

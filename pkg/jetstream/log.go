@@ -56,11 +56,12 @@ type streamAnswer struct {
 	Config  jetstream.StreamConfig `json:"config"`
 	Created time.Time              `json:"created"`
 	State   struct {
-		Messages uint64            `json:"messages"`
-		Bytes    uint64            `json:"bytes"`
-		FirstSeq uint64            `json:"first_seq"`
-		LastSeq  uint64            `json:"last_seq"`
-		Subjects map[string]uint64 `json:"subjects"`
+		Messages  uint64            `json:"messages"`
+		Bytes     uint64            `json:"bytes"`
+		FirstSeq  uint64            `json:"first_seq"`
+		LastSeq   uint64            `json:"last_seq"`
+		FirstTime time.Time         `json:"first_ts"`
+		Subjects  map[string]uint64 `json:"subjects"`
 	} `json:"state"`
 	Total     int                    `json:"total"`
 	Cluster   *jetstream.ClusterInfo `json:"cluster"`

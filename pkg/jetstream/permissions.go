@@ -20,6 +20,7 @@ const (
 	RoleShim     Role = "shim"     // the shim of one worker
 	RolePool     Role = "pool"     // shims of any workers that trust each other
 	RoleStore    Role = "store"    // the shim of a shared store
+	RoleAnalyst  Role = "analyst"  // reads recorded requests
 )
 
 // Grant lists the subjects of one NATS user. The server refuses all other subjects.
@@ -66,7 +67,8 @@ func NodeGrant(ns string) Grant {
 	g := Grant{Role: RoleNode, User: string(RoleNode), Inbox: "_INBOX_node", Respond: true}
 	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>", userInfo, responses + ">", g.Inbox + ".>",
 		ClaimsRequiredSubject(ns)}
-	for _, bucket := range []string{metaBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns)} {
+	for _, bucket := range []string{metaBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns),
+		secretBucket(ns)} {
 		g.Publish = append(g.Publish, keySubject(bucket, ">"))
 	}
 	g.Subscribe = []string{subjectRoot + ns + ".>", discovery}
@@ -100,6 +102,13 @@ func OperatorGrant(ns string) Grant {
 		g.Requests = append(g.Requests, "$SRV."+verb, "$SRV."+verb+".>")
 	}
 	return g
+}
+
+// AnalystGrant is for programs that read recorded requests. It excludes the secret of the names, and queries.
+func AnalystGrant(ns string) Grant {
+	stream := recordingStream(ns)
+	return Grant{Role: RoleAnalyst, User: string(RoleAnalyst), Inbox: InboxRoot + "_" + string(RoleAnalyst),
+		Requests: []string{"$JS.API.INFO", "$JS.API.STREAM.INFO." + stream, "$JS.API.STREAM.MSG.GET." + stream}}
 }
 
 // Named returns the grant for a further user of the same role with a separate account and inbox, since users of one

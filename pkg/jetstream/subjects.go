@@ -25,10 +25,12 @@ import (
 //	kv.v1.<ns>.answer.<p>.<instance>.<rank>.<id>  a shim's answer to a request on a control subject
 //	kv.v1.<ns>.store.<store>              events of a shared store's master; <store> is its HOST:PORT
 //	kv.v1.<ns>.store.<store>.source       from a store's shim to all nodes: the store's events do not arrive
+//	kv.v1.<ns>.record.<node>              recorded requests of a node                  stream KV_RECORD_<ns>
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
 //	bucket kvatlas_<ns>_nodes             records of indexer nodes; a record that is not renewed is deleted
 //	bucket kvatlas_<ns>_workers           workers' registrations: <p>.<instance>.<rank>; serves.<instance>.<model>, the claim of a worker to serve a model; operator.<instance>, an operator's settings of a worker; and "probe", which nodes write to test the bucket
+//	bucket kvatlas_<ns>_secret            the secret of the names in recorded requests
 //	kv.v1.<ns>.claims.required            carries no message; a node whose user may publish there by name ignores workers under models that they have not claimed
 const subjectRoot = "kv.v1."
 
@@ -43,6 +45,7 @@ const (
 	headerReply       = "Kv-Reply-To"  // on a request that a node forwards: the client's reply subject
 	headerRequestID   = "X-Request-Id" // on requests of Dynamo's request plane
 
+	headerMessageID    = "Nats-Msg-Id"
 	headerExpectedLast = "Nats-Expected-Last-Subject-Sequence"
 	headerBatchID      = "Nats-Batch-Id"
 	headerBatchSeq     = "Nats-Batch-Sequence"
@@ -164,7 +167,7 @@ func unescape(token string) (string, bool) {
 // ParseNamespace returns the namespace of a subject, also of a subject of the JetStream API with a stream or bucket of
 // a namespace. It returns false for other subjects.
 func ParseNamespace(subject string) (ns string, ok bool) {
-	for _, before := range []string{subjectRoot, "KV_EVENTS_", "kvatlas_"} {
+	for _, before := range []string{subjectRoot, "KV_EVENTS_", "KV_RECORD_", "kvatlas_"} {
 		if _, rest, found := strings.Cut(subject, before); found {
 			end := strings.IndexFunc(rest, func(c rune) bool { return c == '.' || c == '_' })
 			if end < 0 {
@@ -382,6 +385,36 @@ func ParseStoreSourceSubject(ns, subject string) (store string, ok bool) {
 }
 
 const storeSource = ".source"
+
+// RecordSubject is the subject of a node's recorded requests.
+func RecordSubject(ns, node string) (string, error) {
+	token, err := EscapeToken(node)
+	return recordPrefix(ns) + token, err
+}
+
+// parseRecordSubject returns the node of a [RecordSubject]; false for other subjects.
+func parseRecordSubject(ns, subject string) (node string, ok bool) {
+	token, ok := strings.CutPrefix(subject, recordPrefix(ns))
+	if !ok {
+		return "", false
+	}
+	node, err := unescapeToken(token)
+	return node, err == nil
+}
+
+func recordPrefix(ns string) string { return subjectRoot + ns + ".record." }
+
+// recordingSubjects covers every [RecordSubject] of a namespace.
+func recordingSubjects(ns string) string { return recordPrefix(ns) + "*" }
+
+// recordingStream is the stream of a namespace's recorded requests.
+func recordingStream(ns string) string { return "KV_RECORD_" + ns }
+
+// secretBucket has the secret of the names in recorded requests. Only nodes may read it.
+func secretBucket(ns string) string { return "kvatlas_" + ns + "_secret" }
+
+// SecretKey is the key of the secret in its bucket.
+const SecretKey = "recording"
 
 // metaBucket has the namespace's record and its models.
 func metaBucket(ns string) string { return "kvatlas_" + ns }

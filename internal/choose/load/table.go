@@ -127,6 +127,8 @@ type record struct {
 	expected uint32
 	state
 	deadline time.Duration
+	first    time.Duration // of the first output token; 0: unknown
+	end      time.Duration // of the call that frees the request; 0: none
 	digest   uint64
 
 	row   *row    // nil: gone
@@ -198,6 +200,11 @@ type Request struct {
 	PrefillDone bool             // the request has its first output token
 	New, Ended  bool
 	Age         time.Duration // of a new request: since its booking, on any node
+
+	Own        bool          // booked on this node
+	Freed      bool          // ended by a call, not by its age, a removed rank or another request
+	Life       time.Duration // of a freed request: from its booking to its end
+	FirstToken time.Duration // from its booking to its first output token; 0: unknown
 }
 
 // notify passes a request to the watcher.
@@ -205,9 +212,16 @@ func (t *Table) notify(r *record, age time.Duration, isNew, ended bool) {
 	if t.watch == nil {
 		return
 	}
-	t.watch(&Request{Key: r.key, ID: r.id, Rank: r.rank, Hashes: r.hashes, Private: int(r.private),
+	q := &Request{Key: r.key, ID: r.id, Rank: r.rank, Hashes: r.hashes, Private: int(r.private),
 		Outputs:     int(r.outputs()),
-		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone})
+		PrefillDone: r.done, Age: age, New: isNew, Ended: ended || r.gone, Own: r.key.Owner == t.origin, Freed: r.end > 0}
+	if r.end > 0 {
+		q.Life = r.end - t.sent(r)
+	}
+	if r.first > 0 {
+		q.FirstToken = r.first - t.sent(r)
+	}
+	t.watch(q)
 }
 
 // change is a change of a record on this node.
@@ -531,6 +545,7 @@ func (t *Table) prefilled(now time.Duration, r *record) {
 
 // freed measures a request at its end.
 func (t *Table) freed(now time.Duration, r *record) {
+	r.end = now
 	if t.prefilled(now, r); r.row != nil {
 		r.row.pace.Ended(now, t.sent(r))
 	}
@@ -542,7 +557,9 @@ func (t *Table) sent(r *record) time.Duration { return r.deadline - t.limits.Exp
 // replace sets a record's state.
 func (t *Table) replace(now time.Duration, r *record, next state) {
 	if next.done && !next.gone {
-		t.prefilled(now, r)
+		if t.prefilled(now, r); !r.done {
+			r.first = now
+		}
 	}
 	if later := next.progress() - r.progress(); later > 0 {
 		r.deadline += later

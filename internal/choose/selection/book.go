@@ -41,7 +41,11 @@ func (s *Service) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, e
 	if r.TrackPrefillTokens == nil || *r.TrackPrefillTokens {
 		b.PrefillTokens = int64(r.EffectivePrefillTokens)
 	}
-	return booked(r, b), s.book(ctx, r.Model, &chosen{booking: b, session: r.SessionID})
+	if err := s.book(ctx, r.Model, &chosen{booking: b, session: r.SessionID}); err != nil {
+		return booked(r, b), err
+	}
+	s.observeBooking(x, r, of, isl)
+	return booked(r, b), nil
 }
 
 // bookPending books the kept choice for an id. A choice is used once; a failed booking keeps the choice.

@@ -58,6 +58,10 @@ type Config struct {
 
 	Sources Sources // KV sources of choices; zero: no search
 
+	// Observe is called with each request whose prompt was read, and its outcome; nil disables it. Advisory and
+	// diagnostic requests are left out.
+	Observe func(*Observed)
+
 	Policy  string         // default policy of requests; default [DefaultPolicy]
 	Routing routing.Config // of all policies
 
@@ -160,7 +164,7 @@ func (s *Service) Select(ctx context.Context, r *api.SelectRequest) (*api.Select
 
 // SelectDetailed is [Service.Select] and writes the inputs of the selection into d, unless d is nil. The request must
 // not be disaggregated. An advisory choice is kept like any other.
-func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *Details) (*api.Selection, error) {
+func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *Details) (out *api.Selection, _ error) {
 	selector := s.selectors[s.policy(r.Policy)]
 	if selector == nil {
 		return nil, api.Errorf(api.CodeMalformed, "policy is %.40q; there are %s", r.Policy,
@@ -187,6 +191,9 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	isl, err := x.hash(&prompt, of.blockSize)
 	if err != nil {
 		return nil, err
+	}
+	if s.cfg.Observe != nil && !r.Advisory && !r.Diagnostic {
+		defer s.observe(x, r, of, isl, x.began, &out)
 	}
 	s.lap(x, stageHash)
 	answer, err := s.match(ctx, r, of, x)

@@ -58,6 +58,7 @@ type Member struct {
 	Role      jetstream.Role `json:"role"`
 
 	// Name distinguishes a further reader, router or operator from the namespace's own; empty for the namespace's own.
+	// Analysts have names.
 	Name string `json:"name,omitempty"`
 
 	// Worker, Pool and Store name the publisher behind a shim's key; Pool may be empty. Models are the models that a
@@ -371,6 +372,8 @@ func (r *Ring) grant(m *Member) (jetstream.Grant, error) {
 		return m.named(jetstream.RouterGrant(ns.Name))
 	case jetstream.RoleOperator:
 		return m.named(jetstream.OperatorGrant(ns.Name))
+	case jetstream.RoleAnalyst:
+		return m.named(jetstream.AnalystGrant(ns.Name))
 	case jetstream.RoleShim:
 		return jetstream.ShimGrant(ns.Name, ns.Partitions, events.WorkerID(m.Worker), m.Models...)
 	case jetstream.RolePool:

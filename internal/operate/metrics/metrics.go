@@ -387,6 +387,12 @@ func (to emitter) routing(s *api.Status) {
 			map[string]uint64{"added": x.Added, "prefilled": x.Prefilled, "freed": x.Freed, "expired": x.Expired,
 				"own": x.Own, "duplicate": x.Duplicate, "unknown": x.Unknown, "refused": x.Refused})
 	}
+	if x := s.Recording; x != nil {
+		to.counts("kvatlas_recording_records_total",
+			"Records of requests (--record), by outcome: stored, dropped (the queue was full).", "outcome",
+			map[string]uint64{"stored": x.Stored, "dropped": x.Dropped})
+		to.gauge("kvatlas_recording_waiting_bytes", "Records that wait for JetStream, in bytes.", float64(x.WaitingBytes))
+	}
 }
 
 // stores adds the metrics of shared stores.

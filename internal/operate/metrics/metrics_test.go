@@ -130,7 +130,8 @@ func TestSelections(t *testing.T) {
 		Waiting:        []api.WaitingStatus{{Model: "m", Requests: 8, Tokens: 9}},
 		Sessions:       &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
 		EngineReports:  &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20},
-		RouterRequests: &api.RouterRequestCounts{Requests: 41, Added: 42, Own: 43}}))
+		RouterRequests: &api.RouterRequestCounts{Requests: 41, Added: 42, Own: 43},
+		Recording:      &api.RecordingStatus{Stored: 44, Dropped: 45, WaitingBytes: 46}}))
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("dynamo", api.OutcomeOK)
 	queries.Selected("random", string(api.CodeOverloaded))
@@ -154,6 +155,8 @@ func TestSelections(t *testing.T) {
 		`kvatlas_session_bindings_total{outcome="full"} 15`, `kvatlas_session_bindings_total{outcome="expired"} 16`,
 		`kvatlas_router_requests 41`, `kvatlas_router_request_changes_total{outcome="added"} 42`,
 		`kvatlas_router_request_changes_total{outcome="own"} 43`,
+		`kvatlas_recording_records_total{outcome="stored"} 44`, `kvatlas_recording_records_total{outcome="dropped"} 45`,
+		`kvatlas_recording_waiting_bytes 46`,
 		`kvatlas_engine_reports_total{outcome="taken"} 17`, `kvatlas_engine_reports_total{outcome="late"} 18`,
 		`kvatlas_engine_reports_total{outcome="refused"} 19`, `kvatlas_engine_reports_total{outcome="malformed"} 20`,
 	} {
@@ -174,7 +177,7 @@ func full() *Figures {
 			Load:      &api.LoadStatus{Models: make([]api.ModelDigest, 1)},
 			Guesses:   []api.GuessStatus{{Dropped: map[string]uint64{"lru": 1}}}, Waiting: make([]api.WaitingStatus, 1),
 			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{},
-			RouterRequests: &api.RouterRequestCounts{}, SnapshotBucket: api.Usage{Limit: 1},
+			RouterRequests: &api.RouterRequestCounts{}, Recording: &api.RecordingStatus{}, SnapshotBucket: api.Usage{Limit: 1},
 			Store: api.Usage{Limit: 1},
 		},
 		Events: make([]EventCount, 1), Loads: []WorkerLoad{{Worker: "w"}}, Spans: map[string]uint64{"sent": 1},

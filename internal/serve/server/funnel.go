@@ -203,7 +203,9 @@ func eligible(q *api.SelectRequest, pool routing.Role, r *registry.PoolRank) boo
 
 // ReportReused records the reused tokens of a prompt, as an engine reported them to the gateway.
 func (m measured) ReportReused(id string, cached uint64) {
-	m.s.funnel.ReportLater(api.Report{RequestID: id, CachedTokens: cached})
+	r := api.Report{RequestID: id, CachedTokens: cached}
+	m.s.recordReport(&r)
+	m.s.funnel.ReportLater(r)
 }
 
 // Funnel returns the sum of all nodes' funnels.
@@ -300,6 +302,9 @@ func (s *Server) Report(ctx context.Context, r *api.Report) error {
 		return err
 	}
 	known, err := s.funnel.Report(ctx, r)
+	if known {
+		s.recordReport(r)
+	}
 	if err != nil || known {
 		return err
 	}

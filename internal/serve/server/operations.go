@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -175,7 +176,9 @@ func (s *Server) Status(ctx context.Context) (*api.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.complete(status), nil
+	s.complete(status)
+	s.addRecording(ctx, status)
+	return status, nil
 }
 
 // complete adds the parts of a node's status that the state machines do not have.
@@ -203,7 +206,11 @@ func (s *Server) complete(status *api.Status) *api.Status {
 		status.Guesses = append(status.Guesses, api.GuessStatus{Model: g.Name, Blocks: g.Blocks, Dropped: g.Dropped})
 	}
 	status.Waiting, status.Sessions = s.selection.Waiting(), s.sessionStatus()
-	status.EngineReports = s.engines.counts()
+	status.EngineReports, status.Recording = s.engines.counts(), s.recordingStatus()
+	if r := status.Recording; r != nil && r.Failing != "" {
+		status.Problems = append(status.Problems, fmt.Sprintf("recorded requests cannot be stored: %s; %d were dropped; "+
+			"what to do: see that JetStream answers and has room; indexer record status", r.Failing, r.Dropped))
+	}
 	return status
 }
 

@@ -36,6 +36,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/internal/operate/metrics"
+	"github.com/kvatlas/kvatlas/internal/operate/recording"
 	"github.com/kvatlas/kvatlas/internal/operate/watch"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -83,6 +84,8 @@ type Settings struct {
 	Guesses guess.Settings
 	Sources selection.Sources // KV sources of choices; the server sets Mark
 	Engines compat.Engines    // of the shims in this process
+
+	Recording Recording
 
 	FunnelBlocks int // number of blocks kept for the funnel; 0: the default
 
@@ -164,6 +167,9 @@ type Server struct {
 	guesses  *guess.Service
 
 	funnel *funnel.Tracker
+
+	recorder   *recording.Recorder  // nil: requests are not recorded
+	recordings *jetstream.Recording // the stream of recorder
 
 	tokenizers *tokenize.Service // nil: texts are refused
 	announced  *tokenize.Announced
@@ -249,12 +255,16 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Log:    log, Watch: s.observe, Past: s.guesses.Past, Recall: s.guesses.Recall,
 		Memories: []shared.Memory{s.engines.memory()}})
 	s.engines.loads = s.loads
+	if s.recorder, err = s.newRecorder(st); err != nil {
+		return nil, err
+	}
+	s.recordings = st.recording
 	s.tokenizers = s.newTokenizers()
 	s.sessions = s.newSessions()
 	s.Sources.Mark = s.registry.MarkAnswer
 	s.selection, err = selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
-		Stage: s.selectionStageHook(), Sessions: s.sessions,
+		Stage: s.selectionStageHook(), Sessions: s.sessions, Observe: s.recordHook(),
 		Policy: s.Policy, Routing: s.Routing, Sources: s.Sources,
 	})
 	if err != nil {
@@ -376,6 +386,9 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 	if s.sessions != nil {
 		run = append(run, s.sessions.Run)
 	}
+	if s.recorder != nil {
+		run = append(run, s.recorder.Run)
+	}
 	for _, part := range run {
 		parts.Go(func() { part(ctx) })
 	}
@@ -455,6 +468,9 @@ type store struct {
 	snapshots *jetstream.Bucket
 	workers   *jetstream.Bucket
 
+	recording *jetstream.Recording // nil: requests are not recorded
+	secret    []byte               // of the names in the recording
+
 	claimsRequired bool // see [jetstream.Namespace.ClaimsRequired]
 
 	mendLog, recreateWorkers, recreateSnapshots func(context.Context) error // recreate missing objects
@@ -522,7 +538,10 @@ func openOnce(ctx context.Context, s *Settings) (*store, error) {
 		loop.Wait(ctx, time.Second)
 		return ns.EnsureStreams(ctx, logs)
 	}
-	return st, nil
+	if s.Recording.On {
+		err = st.openRecording(ctx, s)
+	}
+	return st, err
 }
 
 // usualLog returns the default size of a partition's log. The server reserves the bytes, so all logs get half of the

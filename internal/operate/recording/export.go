@@ -1,0 +1,187 @@
+package recording
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+)
+
+// Format is a form of exported requests.
+type Format string
+
+// The formats.
+const (
+	// Mooncake is the trace format of kvcache-ai/Mooncake (FAST25-release/traces), with a JSON object for each request.
+	Mooncake Format = "mooncake"
+	// JSON has all fields of a request, with a JSON object for each request.
+	JSON Format = "json"
+)
+
+// MooncakeTokens is the number of tokens of a hash id in Mooncake's traces.
+const MooncakeTokens = 512
+
+// Exporter writes requests to a writer. Ids of prompts and sessions are numbers in order of their first use, so two
+// exports have no ids in common.
+type Exporter struct {
+	w        *bufio.Writer
+	format   Format
+	tokens   uint32 // of a hash id
+	begin    int64
+	model    string
+	ids      map[Name]uint64
+	sessions map[Name]uint64
+
+	Requests, WithoutOutput uint64
+}
+
+// NewExporter returns an exporter. tokens is the number of tokens of a hash id; 0: [MooncakeTokens].
+func NewExporter(w io.Writer, format Format, tokens uint32) (*Exporter, error) {
+	if format != Mooncake && format != JSON {
+		return nil, fmt.Errorf("format %q is none of mooncake, json", format)
+	}
+	if tokens == 0 {
+		tokens = MooncakeTokens
+	}
+	return &Exporter{w: bufio.NewWriter(w), format: format, tokens: tokens, ids: map[Name]uint64{},
+		sessions: map[Name]uint64{}}, nil
+}
+
+// mooncakeLine is a request in Mooncake's format. session_id is an addition.
+type mooncakeLine struct {
+	Timestamp    int64    `json:"timestamp"` // milliseconds since the first request
+	InputLength  uint64   `json:"input_length"`
+	OutputLength uint64   `json:"output_length"`
+	HashIDs      []uint64 `json:"hash_ids"`
+	SessionID    string   `json:"session_id,omitempty"`
+}
+
+// Line is a request in the format JSON. Depths are in blocks, and times in milliseconds.
+type Line struct {
+	mooncakeLine
+	HashTokens uint32    `json:"hash_tokens"` // of a hash id
+	Time       time.Time `json:"time"`
+	Node       string    `json:"node"`
+	Model      string    `json:"model"`
+	Adapter    string    `json:"adapter,omitempty"` // a keyed hash
+	BlockSize  uint32    `json:"block_size"`
+
+	Policy       string  `json:"policy,omitempty"`
+	Candidates   uint32  `json:"candidates"`
+	Booked       bool    `json:"booked"`
+	Refused      bool    `json:"refused,omitempty"`
+	Restricted   bool    `json:"restricted,omitempty"` // the request named its workers
+	Incomplete   bool    `json:"incomplete,omitempty"`
+	EngineHashes bool    `json:"engine_hashes,omitempty"`
+	Choice       *Choice `json:"choice,omitempty"`
+	Prefill      *Choice `json:"prefill,omitempty"` // of a disaggregated request
+
+	CachedTokens   uint64  `json:"cached_tokens"` // estimated
+	ComputedTokens uint64  `json:"computed_tokens"`
+	ReportedTokens *uint64 `json:"reported_cached_tokens,omitempty"` // by the engine
+
+	Freed        bool   `json:"freed,omitempty"`
+	LifeMS       uint64 `json:"life_ms,omitempty"`
+	FirstTokenMS uint64 `json:"first_token_ms,omitempty"`
+	OutputKnown  bool   `json:"output_known"` // otherwise output_length is the expectation of the request, or 0
+}
+
+// Choice is a chosen rank with its state before the choice.
+type Choice struct {
+	Worker        string `json:"worker"`
+	Rank          uint32 `json:"rank"`
+	Device        uint32 `json:"device"`
+	Host          uint32 `json:"host"`
+	Disk          uint32 `json:"disk"`
+	Shared        uint32 `json:"shared"`
+	Guessed       uint32 `json:"guessed,omitempty"`
+	Requests      uint64 `json:"requests"`
+	PrefillTokens uint64 `json:"prefill_tokens"`
+	Blocks        uint64 `json:"blocks"`
+}
+
+func choiceOf(p *Place) *Choice { c := Choice(*p); return &c }
+
+// Write writes a request. It fails if the format cannot represent the request exactly.
+func (e *Exporter) Write(q *Joined) error {
+	r := &q.Request
+	if e.tokens%r.Span != 0 {
+		return fmt.Errorf("a request of %s was recorded with a hash for %d tokens, of which %d are no multiple; "+
+			"give --block-tokens %d, or record with --record-span of a divisor", r.Model, r.Span, e.tokens, r.Span)
+	}
+	if e.format == Mooncake && e.model != "" && e.model != r.Model {
+		return fmt.Errorf("the recording has the models %s and %s, and the format has no models; give --model", e.model,
+			r.Model)
+	}
+	if e.model = r.Model; e.Requests == 0 {
+		e.begin = r.Time
+	}
+	e.Requests++
+	l := Line{mooncakeLine: mooncakeLine{Timestamp: r.Time - e.begin, InputLength: r.Tokens, OutputLength: r.Output,
+		HashIDs: e.hashIDs(r)}}
+	if r.Session != 0 {
+		l.SessionID = "s" + strconv.FormatUint(number(e.sessions, r.Session), 10)
+	}
+	if q.Flags&Ended != 0 && q.End.Blocks > 0 {
+		l.OutputLength, l.OutputKnown = q.End.Blocks*uint64(r.BlockSize), true
+	} else {
+		e.WithoutOutput++
+	}
+	if e.format == Mooncake {
+		return e.line(l.mooncakeLine)
+	}
+	l.HashTokens, l.Time, l.Node, l.Model, l.BlockSize = e.tokens, time.UnixMilli(r.Time).UTC(), q.Node, r.Model, r.BlockSize
+	l.Policy, l.Candidates, l.EngineHashes = r.Policy, r.Candidates, r.EngineHashes
+	l.Booked, l.Refused, l.Restricted = q.Flags&Booked != 0, q.Flags&Refused != 0, q.Flags&Pinned != 0
+	l.Incomplete, l.CachedTokens, l.ComputedTokens = q.Flags&Incomplete != 0, r.Cached, r.Computed
+	if r.Adapter != 0 {
+		l.Adapter = fmt.Sprintf("%016x", uint64(r.Adapter))
+	}
+	if !l.Refused {
+		l.Choice = choiceOf(&r.Place)
+	}
+	if q.Flags&Disaggregated != 0 {
+		l.Prefill = choiceOf(&r.Prefill)
+	}
+	if q.Flags&Reported != 0 {
+		l.ReportedTokens = &q.Report.Cached
+	}
+	if q.Flags&Ended != 0 {
+		l.Freed, l.LifeMS, l.FirstTokenMS = q.Freed, q.Life, q.FirstToken
+	}
+	return e.line(l)
+}
+
+// hashIDs returns the ids of a prompt, in spans of e.tokens. A name covers the whole prompt before it, so the last name
+// of each longer span is the name of the span.
+func (e *Exporter) hashIDs(r *Request) []uint64 {
+	per := int(e.tokens / r.Span)
+	ids := make([]uint64, 0, (len(r.Names)+per-1)/per)
+	for at := per; at-per < len(r.Names); at += per {
+		ids = append(ids, number(e.ids, r.Names[min(at, len(r.Names))-1]))
+	}
+	return ids
+}
+
+// number returns the number of a name, in order of the first use.
+func number(of map[Name]uint64, n Name) uint64 {
+	id, ok := of[n]
+	if !ok {
+		id = uint64(len(of))
+		of[n] = id
+	}
+	return id
+}
+
+func (e *Exporter) line(v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		_, err = e.w.Write(append(text, '\n'))
+	}
+	return err
+}
+
+// Flush writes the remaining bytes.
+func (e *Exporter) Flush() error { return e.w.Flush() }
