@@ -30,7 +30,7 @@ func TestImport(t *testing.T) {
 {"chat_id": 160, "parent_chat_id": 159, "timestamp": 2.5, "input_length": 40, "output_length": 6, "hash_ids": [7, 8, 9]}
 {"chat_id": 161, "parent_chat_id": -1, "timestamp": 2, "input_length": 1, "output_length": 6, "hash_ids": [3]}`, 16, false,
 			"[{0 20 5 [7 8] 159} {1000 1 6 [3] 161} {1500 40 6 [7 8 9] 159}]"},
-		{VLLMCustom, fmt.Sprintf(`{"prompt": "What is the capital of India?", "output_tokens": 10}
+		{VLLMCustom, fmt.Sprintf(`{"prompt": "Name the capital of India now", "output_tokens": 10}
 
 {"prompt": %q, "output_tokens": 1520}
 {"prompt": %q}`, long+"a", long+"b"), 512, true,

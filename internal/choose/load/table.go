@@ -127,7 +127,7 @@ type record struct {
 	expected uint32
 	state
 	deadline time.Duration
-	first    time.Duration // of the first output token; 0: unknown
+	first    time.Duration // of the first token; 0: unknown
 	end      time.Duration // of the call that frees the request; 0: none
 	digest   uint64
 
@@ -202,9 +202,9 @@ type Request struct {
 	Age         time.Duration // of a new request: since its booking, on any node
 
 	Own        bool          // booked on this node
-	Freed      bool          // ended by a call, not by its age, a removed rank or another request
-	Life       time.Duration // of a freed request: from its booking to its end
-	FirstToken time.Duration // from its booking to its first output token; 0: unknown
+	Freed      bool          // ended by a call, not by age, a removed rank or another request
+	Life       time.Duration // of a freed request: from booking to end
+	FirstToken time.Duration // from booking to first output token; 0: unknown
 }
 
 // notify passes a request to the watcher.

@@ -21,7 +21,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkRecord measures a request of 8,000 tokens with its end and its report, with a stream on a NATS server in this
+// BenchmarkRecord measures a request of 8,000 tokens with end and report. The NATS server with the stream runs in this
 // process. It reports the processor time of the whole process, the server included, as the share of a core at 10,000
 // requests a second, and the bytes of a request in the stream. Off is the same loop without a recorder.
 func BenchmarkRecord(b *testing.B) {

@@ -1,14 +1,14 @@
 // Package recording records the requests that nodes route, as keyed hashes, and reads the records.
 //
 //	keys, err := recording.NewKeys(secret)
-//	r := recording.New(recording.Config{Keys: keys, Store: store, ...})
+//	r := recording.New(recording.Config{Keys: keys, Stream: stream, ...})
 //	go r.Run(ctx)
-//	r.Request(&recording.Request{...}, blocks)  // a request with its choice
-//	r.End(recording.End{...})                   // its end, by the id of the request
-//	r.Report(recording.Report{...})             // the reuse that the engine reports
+//	r.Request(&recording.Observed{...})     // a request with the choice
+//	r.End(id, recording.End{...})           // the end of the request with this id
+//	r.Report(id, recording.Report{...})     // the reuse that the engine reports
 //
-//	err = recording.Read(ctx, source, recording.Filter{Since: since}, func(*recording.Traced) error {...})
-//	err = recording.Export(w, recording.Mooncake, ...)
+//	e, err := recording.NewExporter(w, recording.Mooncake, 0)
+//	summary, err := recording.Read(ctx, source, recording.Filter{Since: since}, e.Write)
 //
 // # What a record contains
 //
@@ -16,26 +16,26 @@
 // AES-128 over a 64-bit or 128-bit hash, under keys from a secret of the namespace ([Keys]). Names of prompts have a
 // separate key for each model and block size. The hash of a prompt covers its cache salt, and so does the hash of a
 // session. Names of different salts are therefore unrelated, and a reader without the secret can neither link them nor
-// confirm a guessed prompt. A holder of the secret can confirm guesses, as any holder of the index can.
+// confirm a guessed prompt. A holder of the secret can confirm guesses, like a holder of the index.
 //
 // Models, workers and policies are in clear text: they are names of the operator.
 //
 // # Spans
 //
-// A prompt has one name for each [Request.Span] tokens, a multiple of the block size, and a name for the rest. A name
-// stands for the prompt from its first token to the end of the span. Equal names are equal prefixes. The name of the
-// rest covers the whole blocks of the rest. So recorded prompts share what the prompts share, in whole spans.
+// A prompt has one name for each [Request.Span] tokens, a multiple of the block size, and a name for the whole blocks of
+// the rest. A name stands for the prompt from its first token to the end of the span or of the last whole block. Equal
+// names are equal prefixes. Therefore the common prefix of two recorded prompts is exact in whole spans.
 //
 // # The path of a record
 //
 //	request ─▶ encode ─▶ open batch ─▶ closed batches ─▶ Run ─▶ JetStream
 //
-// A caller encodes its record into the open batch and never waits for I/O. Run stores a batch when it has [batchBytes]
+// A caller encodes the record into the open batch and never waits for I/O. Run stores a batch when it has [batchBytes]
 // or is a second old. While a batch cannot be stored, closed batches wait, up to [queueBytes]. Further records are
 // dropped and counted, and the next batch contains the count.
 //
-// A request, its end and its report are three records, joined by the name of the request's id when they are read. So
-// the recorder remembers nothing of a request, and a restart loses only records that are not stored yet.
+// A request, the end and the report are three records with the name of the request's id. [Read] joins these records.
+// Therefore the recorder keeps no state of requests, and a restart loses only the records in the queue.
 //
 // The package is the input of an analysis of other policies or fleets, which replays the records together with the log
 // of events. A record therefore has the tiers and the load of the chosen worker before the choice. A holder of the

@@ -31,6 +31,7 @@ type Exporter struct {
 	tokens   uint32 // of a hash id
 	begin    int64
 	model    string
+	next     uint64 // the next id
 	ids      map[Name]uint64
 	sessions map[Name]uint64
 
@@ -122,7 +123,7 @@ func (e *Exporter) Write(q *Joined) error {
 	l := Line{mooncakeLine: mooncakeLine{Timestamp: r.Time - e.begin, InputLength: r.Tokens, OutputLength: r.Output,
 		HashIDs: e.hashIDs(r)}}
 	if r.Session != 0 {
-		l.SessionID = "s" + strconv.FormatUint(number(e.sessions, r.Session), 10)
+		l.SessionID = "s" + strconv.FormatUint(e.session(r.Session), 10)
 	}
 	if q.Flags&Ended != 0 && q.End.Blocks > 0 {
 		l.OutputLength, l.OutputKnown = q.End.Blocks*uint64(r.BlockSize), true
@@ -154,23 +155,50 @@ func (e *Exporter) Write(q *Joined) error {
 	return e.line(l)
 }
 
+// maxUnnamed bounds the ids of a prompt without names.
+const maxUnnamed = 1 << 16
+
 // hashIDs returns the ids of a prompt, in spans of e.tokens. A name covers the whole prompt before it, so the last name
-// of each longer span is the name of the span.
+// of each longer span is the name of the span. Tokens without a name get unique ids.
 func (e *Exporter) hashIDs(r *Request) []uint64 {
 	per := int(e.tokens / r.Span)
-	ids := make([]uint64, 0, (len(r.Names)+per-1)/per)
-	for at := per; at-per < len(r.Names); at += per {
-		ids = append(ids, number(e.ids, r.Names[min(at, len(r.Names))-1]))
+	named := (len(r.Names) + per - 1) / per
+	all := r.Tokens / uint64(e.tokens)
+	if r.Tokens%uint64(e.tokens) > 0 {
+		all++
+	}
+	unnamed := 0
+	if all > uint64(named) {
+		unnamed = int(min(all-uint64(named), maxUnnamed))
+	}
+	ids := make([]uint64, 0, named+unnamed)
+	for i := range named {
+		name := r.Names[min((i+1)*per, len(r.Names))-1]
+		id, known := e.ids[name]
+		if !known {
+			id = e.fresh()
+			e.ids[name] = id
+		}
+		ids = append(ids, id)
+	}
+	for range unnamed {
+		ids = append(ids, e.fresh())
 	}
 	return ids
 }
 
-// number returns the number of a name, in order of the first use.
-func number(of map[Name]uint64, n Name) uint64 {
-	id, ok := of[n]
-	if !ok {
-		id = uint64(len(of))
-		of[n] = id
+// fresh returns an unused id.
+func (e *Exporter) fresh() uint64 {
+	e.next++
+	return e.next - 1
+}
+
+// session returns the number of a session, in order of the first use.
+func (e *Exporter) session(n Name) uint64 {
+	id, known := e.sessions[n]
+	if !known {
+		id = uint64(len(e.sessions))
+		e.sessions[n] = id
 	}
 	return id
 }

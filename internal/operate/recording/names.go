@@ -103,27 +103,15 @@ func (k *Keys) text(b *block, kind uint64, text, salt string) Name {
 // SpanOf returns the tokens of a name: the greatest multiple of the block size of at most want tokens, or one block.
 func SpanOf(want, blockSize uint32) uint32 { return max(1, want/blockSize) * blockSize }
 
-// prompt appends the names of a prompt to dst: one for each span of blocks, and one for the rest of the tokens.
+// prompt appends the names of a prompt to dst: one for each span of blocks, and one for the whole blocks of the rest.
+// Tokens after the last whole block have no name, because no hash covers them.
 func (k *Keys) prompt(dst []Name, b *block, r *Request, seq []events.SeqHash) []Name {
 	c := k.of(promptKey{r.Model, r.BlockSize, r.EngineHashes})
 	per := int(r.Span / r.BlockSize)
-	name := func(seq events.SeqHash, rest uint64) Name {
-		binary.LittleEndian.PutUint64(b[:8], uint64(seq))
-		binary.LittleEndian.PutUint64(b[8:], rest)
-		return b.name(c)
-	}
-	at := per
-	for ; at <= len(seq); at += per {
-		dst = append(dst, name(seq[at-1], 0))
-	}
-	switch from := at - per; {
-	case from < len(seq):
-		dst = append(dst, name(seq[len(seq)-1], 0))
-	case r.Tokens <= uint64(from)*uint64(r.BlockSize):
-	case from == 0:
-		dst = append(dst, name(0, 1))
-	default: // the rest has no whole block
-		dst = append(dst, name(seq[from-1], 1))
+	for from := 0; from < len(seq); from += per {
+		binary.LittleEndian.PutUint64(b[:8], uint64(seq[min(from+per, len(seq))-1]))
+		clear(b[8:])
+		dst = append(dst, b.name(c))
 	}
 	return dst
 }

@@ -55,7 +55,7 @@ const (
 )
 
 // Read calls visit with the selected requests in order of arrival, each joined with its end and its report. It reads
-// the batches that the stream had at the beginning, and keeps the requests of [late] in memory. Unreadable batches are
+// the batches up to the present end of the stream, and keeps the requests of [late] in memory. Unreadable batches are
 // counted and skipped. An error of visit ends the reading.
 func Read(ctx context.Context, from Source, f Filter, visit func(*Joined) error) (s Summary, err error) {
 	info, err := from.Info(ctx)
