@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,35 +8,20 @@ import (
 	"os"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvatlas/kvatlas/internal/operate/recording"
 	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
-	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
-	"github.com/spf13/cobra"
 )
 
 func recordCommand() *cobra.Command {
 	return cli.Group(&cobra.Command{Use: "record", Short: "Work with recorded requests",
 		Long: `Work with the requests that indexers record with --record: as keyed hashes, without tokens or text. docs/recording.md
 describes the fields and the permissions.`}, recordStatusCommand(), recordExportCommand())
-}
-
-// recordStatus is the state of the recording on all nodes, in the form of the JSON output.
-type recordStatus struct {
-	On      bool                 `json:"on"` // on some node
-	Nodes   []recordNode         `json:"nodes"`
-	Stream  *api.RecordingStream `json:"stream,omitempty"` // of all nodes
-	Records uint64               `json:"records"`
-	Dropped uint64               `json:"dropped"`
-}
-
-type recordNode struct {
-	Node  string               `json:"node"`
-	On    bool                 `json:"on"`
-	Error string               `json:"error,omitempty"` // the node does not answer
-	State *api.RecordingStatus `json:"state,omitempty"` // nil: off
 }
 
 func recordStatusCommand() *cobra.Command {
@@ -49,70 +33,12 @@ drop. The line below shows the stream of all nodes.`,
 		Example: `  indexer record status
   indexer record status --json`,
 	}
-	a := askingFlags(cmd)
+	a := remote.Flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, err := show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*recordStatus, error) {
-			report, err := survey.Nodes(ctx, c)
-			if err != nil {
-				return nil, err
-			}
-			return recordStatusOf(report), nil
-		}, printRecordStatus)
+		_, err := remote.Show(cmd.Context(), a, survey.Recording, tables.Recording)
 		return err
 	}
 	return cmd
-}
-
-func recordStatusOf(report *survey.Report) *recordStatus {
-	s := &recordStatus{Nodes: []recordNode{}}
-	for _, n := range report.Nodes {
-		node := recordNode{Node: n.Node, Error: n.Error}
-		if n.Status != nil && n.Status.Recording != nil {
-			node.On, node.State = true, n.Status.Recording
-			s.On, s.Stream = true, cmp.Or(s.Stream, node.State.Stream)
-			s.Records, s.Dropped = s.Records+node.State.Records, s.Dropped+node.State.Dropped
-		}
-		s.Nodes = append(s.Nodes, node)
-	}
-	return s
-}
-
-func printRecordStatus(w io.Writer, s *recordStatus) {
-	rows := make([][]any, len(s.Nodes))
-	for i, n := range s.Nodes {
-		switch {
-		case n.Error != "":
-			rows[i] = []any{n.Node, "NO ANSWER", "", "", "", ""}
-		case n.State == nil:
-			rows[i] = []any{n.Node, "off", "", "", "", ""}
-		default:
-			state := "on"
-			if n.State.Failing != "" {
-				state = "FAILING"
-			}
-			rows[i] = []any{n.Node, state, n.State.Records, n.State.Stored, n.State.Dropped,
-				cli.Bytes(n.State.WaitingBytes)}
-		}
-	}
-	cli.Table(w, []string{"NODE", "RECORDING", "RECORDS", "STORED", "DROPPED", "WAITING"}, rows)
-	for _, n := range s.Nodes {
-		if n.State != nil && n.State.Failing != "" {
-			cli.Fprintf(w, "node %s cannot store records: %s\n", n.Node, n.State.Failing)
-		}
-	}
-	switch x := s.Stream; {
-	case !s.On:
-		cli.Fprintln(w, "requests are not recorded; indexer serve --record turns it on")
-	case x == nil:
-		cli.Fprintln(w, "the stream does not answer")
-	default:
-		oldest := "none"
-		if x.Oldest != nil {
-			oldest = time.Since(*x.Oldest).Round(time.Second).String() + " ago"
-		}
-		cli.Fprintf(w, "stream: %s of at most %s, kept for %v, the oldest %s\n", cli.Bytes(x.Bytes),
-			cli.Bytes(uint64(x.MaxBytes)), time.Duration(x.MaxAgeMS)*time.Millisecond, oldest)
-	}
 }
 
 func recordExportCommand() *cobra.Command {
@@ -132,16 +58,19 @@ cannot be read.`,
   indexer simulate --trace trace.jsonl --workers 8
   indexer record export --since 2026-11-27T08:00:00Z --format json`,
 	}
-	a := connectFlags(cmd)
+	a := remote.StoreFlags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&since, "since", "", "first arrival: a duration before now, such as 1h, or a time (RFC 3339); empty: all")
 	f.StringVar(&until, "until", "", "end of arrivals, in the same forms; empty: now")
 	f.StringVar(&model, "model", "", "only requests of this model; empty: all")
-	f.StringVar(&format, "format", string(recording.Mooncake), "format of the lines: mooncake or json")
+	f.StringVar(&format, "format", string(recording.Mooncake), "format of the lines: mooncake or json; --json is short for the latter")
 	f.Uint32Var(&blockTokens, "block-tokens", recording.MooncakeTokens,
 		"tokens of a hash id, a multiple of --record-span; give the same to indexer simulate")
 	f.StringVar(&output, "output", "", "file to write; empty: standard output")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if a.JSON {
+			format = string(recording.JSON)
+		}
 		var wrong cli.Complaints
 		filter := recording.Filter{Model: model}
 		now := time.Now()
@@ -163,7 +92,7 @@ cannot be read.`,
 			}
 			defer func() { err = errors.Join(err, to.Close()) }()
 		}
-		return a.exportRecords(cmd.Context(), to, filter, recording.Format(format), blockTokens)
+		return exportRecords(cmd.Context(), a, to, filter, recording.Format(format), blockTokens)
 	}
 	return cmd
 }
@@ -183,27 +112,27 @@ func moment(text string, now time.Time) (time.Time, error) {
 	return at, nil
 }
 
-func (a *asking) exportRecords(ctx context.Context, to io.Writer, filter recording.Filter, format recording.Format,
-	blockTokens uint32) error {
+func exportRecords(ctx context.Context, a *remote.Target, to io.Writer, filter recording.Filter,
+	format recording.Format, blockTokens uint32) error {
 	e, err := recording.NewExporter(to, format, blockTokens)
 	if err != nil {
 		return err
 	}
-	if err := a.check(); err != nil {
+	if err := a.Check(); err != nil {
 		return err
 	}
-	opening, cancel := context.WithTimeout(ctx, a.timeout)
+	opening, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
-	conn, err := a.nats.Connect(opening, "kvatlas indexer", a.timeout)
+	conn, err := a.Connect(opening)
 	if err != nil {
-		return denied(err)
+		return err
 	}
 	defer conn.Close()
-	sum, err := recording.Read(ctx, jetstream.OpenRecording(conn, a.namespace), filter, e.Write)
+	sum, err := recording.Read(ctx, jetstream.OpenRecording(conn, a.Namespace), filter, e.Write)
 	if errors.Is(err, jetstream.ErrNotFound) {
-		return fmt.Errorf("namespace %q has no recorded requests: start indexers with --record", a.namespace)
+		return fmt.Errorf("namespace %q has no recorded requests: start indexers with --record", a.Namespace)
 	}
-	if err = errors.Join(denied(err), e.Flush()); err != nil {
+	if err = errors.Join(remote.Denied(err), e.Flush()); err != nil {
 		return err
 	}
 	cli.Fprintf(os.Stderr, "%s exported, %d of them without a known length of the answer; nodes had dropped %d records\n",

@@ -47,8 +47,8 @@ type Summary struct {
 
 const (
 	// late is the longest time from a request's arrival to its end or its report in the stream. Later records are not
-	// joined. Requests expire after five minutes by default.
-	late = 10 * time.Minute
+	// joined.
+	late = 30 * time.Minute
 
 	// skew is the longest time by which the clock of a node may be ahead of the stream's.
 	skew = time.Minute

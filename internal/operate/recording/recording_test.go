@@ -325,7 +325,7 @@ func TestSinceUntil(t *testing.T) {
 			last = q.Request.Time
 			return nil
 		})
-	if err != nil || n != 2*60-2 || sum.Unreadable != 1 || !errors.Is(sum.Why, ErrFormat) || sum.Batches > 80 {
+	if err != nil || n != 2*60-2 || sum.Unreadable != 1 || !errors.Is(sum.Why, ErrFormat) || sum.Batches > 100 {
 		t.Errorf("%d requests, %+v, %v", n, sum, err)
 	}
 }
