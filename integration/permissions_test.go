@@ -481,7 +481,8 @@ func targets(p events.Partition, user string) []string {
 		"kv.v1.a.node.VICTIM.forward", "kv.v1.a.ctl.0.VICTIM.0", "kv.v1.a.engine.VICTIM", "kv.v1.a.store.VICTIM",
 		"kv.v1.a.answer.0.VICTIM.0.abcdefgh", "kv.v1.a.q.VICTIM", "kv.v1.a.recall.0.VICTIM.0",
 		"$KV.kvatlas_a_workers.0.VICTIM.0", "$KV.kvatlas_a_workers.operator.VICTIM", "$KV.kvatlas_a.namespace",
-		"$KV.kvatlas_a.model.VICTIM", "$KV.kvatlas_a_snap.p0.VICTIM", "$KV.kvatlas_a_nodes.VICTIM", "kv.v1.a.record.VICTIM", "$KV.kvatlas_a_secret.VICTIM",
+		"$KV.kvatlas_a.model.VICTIM", "$KV.kvatlas_a_snap.p0.VICTIM", "$KV.kvatlas_a_nodes.VICTIM",
+		"kv.v1.a.record.VICTIM", "$KV.kvatlas_a_secret.VICTIM",
 		"$JS.API.STREAM.PURGE.VICTIM", "$JS.API.STREAM.DELETE.KV_kvatlas_a_snap",
 		"$JS.API.CONSUMER.DELETE.KV_EVENTS_a_0.VICTIM", "_INBOX_node.VICTIM", "_INBOX_reader.VICTIM", "$SRV.PING.VICTIM",
 	}

@@ -157,7 +157,8 @@ func TestRecording(t *testing.T) {
 	t.Parallel()
 	addr, data := loopback.Reserve(t), t.TempDir()
 	startNATS := func() *harness.Process {
-		p := harness.Start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p", addr[strings.LastIndex(addr, ":")+1:])
+		p := harness.Start(t, "nats-server", "-js", "-sd", data, "-a", "127.0.0.1", "-p",
+			addr[strings.LastIndex(addr, ":")+1:])
 		p.WaitFor(`Server is ready`)
 		return p
 	}
@@ -248,8 +249,8 @@ func TestRecording(t *testing.T) {
 	records(12)
 	nats.Kill()
 	// While NATS is away, a booking is applied on its node and recorded there.
-	if _, err := asks[0].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 1200)},
-		RequestID: "away", Book: true}); err != nil {
+	if _, err := asks[0].Select(ctx, &client.SelectRequest{RequestID: "away", Book: true,
+		Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 1200)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := asks[0].Free(ctx, "m", "away"); err != nil {
@@ -258,7 +259,8 @@ func TestRecording(t *testing.T) {
 	startNATS()
 	records(14)
 
-	exported := harness.Run(t, "indexer", "record", "export", "--nats", addr, "--format", "json", "--since", "1h", "--model", "m")
+	exported := harness.Run(t, "indexer", "record", "export", "--nats", addr, "--format", "json", "--since", "1h",
+		"--model", "m")
 	if exported.Code != 0 || strings.Contains(exported.Stdout, "secret") {
 		t.Fatalf("%d %s %s", exported.Code, exported.Stdout, exported.Stderr)
 	}

@@ -31,5 +31,6 @@ answers queries about it over NATS and HTTP.
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
 		workersCommand(), statusCommand(), topCommand(), clusterCommand(), doctorCommand(),
 		snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), namespaceCommand(), dumpCommand(),
-		loadCommand(), demo.Command(), command.Command(), routesim.Command(), probeCommand(), lameDuckCommand(), authCommand(), tokenizerCommand())
+		loadCommand(), demo.Command(), command.Command(), routesim.Command(), probeCommand(), lameDuckCommand(),
+		authCommand(), tokenizerCommand())
 }

@@ -18,8 +18,8 @@ type sample struct {
 	Requests [][]json.RawMessage `json:"requests"`
 }
 
-// readTrace reads a trace of at most limit requests; 0 reads all. An empty format is detected. A file without times gets
-// arrivals of a Poisson process. readTrace sets the tokens of a hash id, unless they are given.
+// readTrace reads a trace of at most limit requests; 0 reads all. An empty format is detected. A file without times
+// gets arrivals of a Poisson process. readTrace sets the tokens of a hash id, unless they are given.
 func readTrace(file, format string, limit int, blockTokens *int, seed uint64) ([]trace.Request, error) {
 	rng := rand.New(rand.NewPCG(seed, 0x73616d706c65))
 	s, err := readSample(file, format)

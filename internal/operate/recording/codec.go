@@ -22,8 +22,8 @@ import (
 //	record:  kind (1 byte), length of the body, body
 //
 // A text (kind 1) is a model, a policy or a worker. Later records of the batch refer to the texts by their order, from
-// 1; 0 is the empty text. Times are milliseconds after the base. Names are u64 LE. A reader skips kinds that it does not
-// support, and rejects other versions.
+// 1; 0 is the empty text. Times are milliseconds after the base. Names are u64 LE. A reader skips unknown kinds, and
+// rejects other versions.
 const (
 	magic   = "KVRC"
 	version = 1
@@ -133,8 +133,8 @@ func (b *batch) request(r *Request) {
 		shape |= hasEngineHashes
 	}
 	body := appendName(b.time(r.Time), r.Link)
-	body = appendAll(body, uint64(r.Flags)<<shapeBits|shape, model, uint64(r.BlockSize), uint64(r.Span), r.Tokens, r.Output,
-		policy, uint64(r.Candidates), r.Cached, r.Computed)
+	body = appendAll(body, uint64(r.Flags)<<shapeBits|shape, model, uint64(r.BlockSize), uint64(r.Span), r.Tokens,
+		r.Output, policy, uint64(r.Candidates), r.Cached, r.Computed)
 	if r.Session != 0 {
 		body = appendName(body, r.Session)
 	}

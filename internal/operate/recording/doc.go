@@ -22,9 +22,9 @@
 //
 // # Spans
 //
-// A prompt has one name for each [Request.Span] tokens, a multiple of the block size, and a name for the whole blocks of
-// the rest. A name stands for the prompt from its first token to the end of the span or of the last whole block. Equal
-// names are equal prefixes. Therefore the common prefix of two recorded prompts is exact in whole spans.
+// A prompt has one name for each [Request.Span] tokens, a multiple of the block size, and a name for the whole blocks
+// of the rest. A name stands for the prompt from its first token to the end of the span or of the last whole block.
+// Equal names are equal prefixes. Therefore the common prefix of two recorded prompts is exact in whole spans.
 //
 // # The path of a record
 //

@@ -133,7 +133,8 @@ func (e *Exporter) Write(q *Joined) error {
 	if e.format == Mooncake {
 		return e.line(l.mooncakeLine)
 	}
-	l.HashTokens, l.Time, l.Node, l.Model, l.BlockSize = e.tokens, time.UnixMilli(r.Time).UTC(), q.Node, r.Model, r.BlockSize
+	l.HashTokens, l.Time, l.Node = e.tokens, time.UnixMilli(r.Time).UTC(), q.Node
+	l.Model, l.BlockSize = r.Model, r.BlockSize
 	l.Policy, l.Candidates, l.EngineHashes = r.Policy, r.Candidates, r.EngineHashes
 	l.Booked, l.Refused, l.Restricted = q.Flags&Booked != 0, q.Flags&Refused != 0, q.Flags&Pinned != 0
 	l.Incomplete, l.CachedTokens, l.ComputedTokens = q.Flags&Incomplete != 0, r.Cached, r.Computed

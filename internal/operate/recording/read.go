@@ -101,7 +101,9 @@ func Read(ctx context.Context, from Source, f Filter, visit func(*Joined) error)
 }
 
 // firstSince returns the sequence of the first batch that was stored at or after a time, by binary search.
-func firstSince(ctx context.Context, from Source, info jetstream.RecordingInfo, at time.Time) (events.StreamSeq, error) {
+func firstSince(
+	ctx context.Context, from Source, info jetstream.RecordingInfo, at time.Time,
+) (events.StreamSeq, error) {
 	lo, hi := info.First, info.Last+1
 	for lo < hi {
 		mid := lo + (hi-lo)/2

@@ -68,8 +68,8 @@ func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answe
 	return a, nil
 }
 
-// observe records the ends of requests, and running requests, which give guesses. Requests of Dynamo's slot tracker give no guesses, because no
-// query uses them.
+// observe records the ends of requests, and running requests, which give guesses. Requests of Dynamo's slot tracker
+// give no guesses, because no query uses them.
 func (s *Server) observe(of load.Model, r *load.Request) {
 	s.announced.Observe(of.Name, r.Rank, r.Hashes, r.PrefillDone, r.Ended)
 	s.recordEnd(of, r)
