@@ -167,7 +167,10 @@ func TestBootstrap(t *testing.T) {
 		} {
 			for _, mode := range []string{"headers buffered /v1/completions", "headers duplex /v1/completions"} {
 				p := newPair(rank, 8998)
-				_, _, got := mutation(p.serve(t, mode, "body "+test.body+" end"))
+				set, _, got := mutation(p.serve(t, mode, "body "+test.body+" end"))
+				if n := set["content-length"]; n != fmt.Sprint(len(got)) {
+					t.Errorf("%s: content-length is %q for %d bytes, which Envoy refuses", mode, n, len(got))
+				}
 				head, room, ok := strings.Cut(string(got), `"bootstrap_room":`)
 				if want := strings.TrimPrefix("{"+test.rest+`,"bootstrap_host":`+test.host+`,"bootstrap_port":`+test.port+`,`,
 					"{,"); !ok || strings.TrimPrefix(head, "{") != strings.TrimPrefix(want, "{") {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/json"
 	"net/textproto"
+	"strconv"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -273,12 +274,13 @@ func (m *Machine) Chosen(c *Choice) (e Effects) {
 	if c.Prefiller != "" {
 		set = append(set, setHeader(prefiller, c.Prefiller))
 	}
-	common := &extprocv3.CommonResponse{ // a proxy removes headers before it sets headers
-		HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: set, RemoveHeaders: sidecarHeaders}}
 	body := p.ask.Body
 	if c.Body != nil {
 		body = c.Body
+		set = append(set, setHeader("content-length", strconv.Itoa(len(body)))) // Envoy refuses another length
 	}
+	common := &extprocv3.CommonResponse{ // a proxy removes headers before it sets headers
+		HeaderMutation: &extprocv3.HeaderMutation{SetHeaders: set, RemoveHeaders: sidecarHeaders}}
 	var first *extprocv3.ProcessingResponse
 	if p.after == afterBuffered {
 		if c.Body != nil {
