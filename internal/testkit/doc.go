@@ -8,4 +8,5 @@
 //
 //   - logtest passes log lines to tests
 //   - natskit starts NATS servers in the process of a test
+//   - simnet simulates a network of state machines in virtual time
 package testkit

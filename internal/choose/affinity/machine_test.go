@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"container/heap"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/simnet"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -170,53 +170,21 @@ type said struct {
 
 type simNode struct {
 	*Machine
-	place int
-	dead  bool
-	group int // of connected nodes
+	simnet.Node
+	w *world
 }
 
-type flight struct {
-	at     time.Duration
-	serial int
-	to     int
-	data   []byte
-}
-
-type flights []flight
-
-func (f flights) Len() int { return len(f) }
-func (f flights) Less(i, j int) bool {
-	return f[i].at < f[j].at || f[i].at == f[j].at && f[i].serial < f[j].serial
-}
-func (f flights) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
-func (f *flights) Push(x any)   { *f = append(*f, x.(flight)) }
-func (f *flights) Pop() any {
-	x := (*f)[len(*f)-1]
-	*f = (*f)[:len(*f)-1]
-	return x
-}
-
-// world has a few nodes and their network in virtual time.
+// world has a few nodes in virtual time, and their network.
 type world struct {
-	*rand.Rand
-	ttl    time.Duration
-	now    time.Duration
-	nodes  []*simNode
-	flight flights
-	serial int
-	alive  map[string]bool
-	said   map[Key][]said
-
-	loss, twice float64
-	delay       time.Duration // greatest delay
-	bytes       int           // published
-	keep        bool
-	sent        [][]byte // messages, if keep
+	simnet.Network[*simNode, shared.Message]
+	ttl   time.Duration
+	alive map[string]bool
+	said  map[Key][]said
 }
 
 func newWorld(seed uint64, n int, ttl time.Duration) *world {
-	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), ttl: ttl, alive: map[string]bool{}, said: map[Key][]said{},
-		delay: 2 * time.Millisecond, nodes: make([]*simNode, n)}
+	w := &world{Network: simnet.New[*simNode, shared.Message](seed), ttl: ttl, alive: map[string]bool{},
+		said: map[Key][]said{}}
 	for i := range n {
 		w.start(i)
 	}
@@ -225,80 +193,31 @@ func newWorld(seed uint64, n int, ttl time.Duration) *world {
 
 // start begins a new session of a node in place of the present one.
 func (w *world) start(place int) {
-	n := &simNode{place: place}
-	if before := w.nodes[place]; before != nil {
-		before.dead, n.group = true, before.group
-	}
-	n.Machine = NewMachine(w.now, Config{Origin: w.Uint64() | 1, TTL: w.ttl,
-		Alive: func(_, id string) bool { return w.alive[id] }})
-	w.nodes[place] = n
+	w.Start(place, &simNode{w: w, Machine: NewMachine(w.Now, Config{Origin: w.Uint64() | 1, TTL: w.ttl,
+		Alive: func(_, id string) bool { return w.alive[id] }})})
 }
 
-// run advances the time.
-func (w *world) run(d time.Duration) {
-	for end := w.now + d; ; {
-		next := end
-		for _, n := range w.nodes {
-			next = min(next, n.Wake())
-		}
-		if len(w.flight) > 0 {
-			next = min(next, w.flight[0].at)
-		}
-		w.now = max(w.now, next)
-		for len(w.flight) > 0 && w.flight[0].at <= w.now {
-			f := heap.Pop(&w.flight).(flight)
-			w.nodes[f.to].Receive(w.now, f.data)
-		}
-		for _, n := range w.nodes {
-			if n.Wake() <= w.now {
-				for _, m := range n.Step(w.now) {
-					w.publish(n, m)
-				}
-				n.note(w)
-			}
-		}
-		if w.now >= end {
-			return
-		}
-	}
+func (n *simNode) Step(now time.Duration) []shared.Message {
+	messages := n.Machine.Step(now)
+	n.note()
+	return messages
 }
 
 // note keeps the new changes of a node.
-func (n *simNode) note(w *world) {
+func (n *simNode) note() {
 	for key, b := range n.bindings {
-		s := said{b.rank, b.is, b.used, b.ends - w.ttl, n}
-		list := w.said[key]
+		s := said{b.rank, b.is, b.used, b.ends - n.w.ttl, n}
+		list := n.w.said[key]
 		if b.used.Writer == n.cfg.Origin &&
 			!slices.ContainsFunc(list, func(o said) bool { return o.is == s.is && o.used == s.used }) {
-			w.said[key] = append(list, s)
-		}
-	}
-}
-
-func (w *world) publish(from *simNode, m shared.Message) {
-	if w.bytes += len(m.Data); w.keep {
-		w.sent = append(w.sent, m.Data)
-	}
-	for i, n := range w.nodes {
-		if n.group != from.group || m.To != 0 && m.To != n.Origin() {
-			continue
-		}
-		copies := 1
-		if w.Float64() < w.twice {
-			copies = 2
-		}
-		for range copies {
-			if w.Float64() >= w.loss {
-				w.serial++
-				heap.Push(&w.flight, flight{w.now + time.Duration(w.Int64N(int64(w.delay))), w.serial, i, m.Data})
-			}
+			n.w.said[key] = append(list, s)
 		}
 	}
 }
 
 // op performs a random operation at a random node.
 func (w *world) op() {
-	n := w.nodes[w.IntN(len(w.nodes))]
+	n := w.Nodes[w.IntN(len(w.Nodes))]
 	if !n.Ready() {
 		return // no request
 	}
@@ -315,29 +234,18 @@ func (w *world) op() {
 	}
 	if w.IntN(2) == 0 {
 		prompt := "SSS" + fmt.Sprintf("%02d", w.IntN(20)) + "tttttttttt"[:w.IntN(10)]
-		_, _, _ = n.BindPrompt(w.now, "m0", hashesOf(prompt), rank(w.IntN(6)), id)
+		_, _, _ = n.BindPrompt(w.Now, "m0", hashesOf(prompt), rank(w.IntN(6)), id)
 	} else {
-		_, _ = n.Bind(w.now, session(w.IntN(50)), rank(w.IntN(6)), id, w.IntN(2) == 0)
+		_, _ = n.Bind(w.Now, session(w.IntN(50)), rank(w.IntN(6)), id, w.IntN(2) == 0)
 	}
-	n.note(w)
+	n.note()
 }
 
 // busy reports whether a recent use may still be in flight.
 func (w *world) busy() bool {
-	return slices.ContainsFunc(w.nodes, func(n *simNode) bool {
-		return w.now-n.nextUse+n.usePeriod() < 10*time.Millisecond
+	return slices.ContainsFunc(w.Nodes, func(n *simNode) bool {
+		return w.Now-n.nextUse+n.usePeriod() < 10*time.Millisecond
 	})
-}
-
-func (w *world) heal() {
-	w.loss, w.twice, w.delay = 0, 0, 2*time.Millisecond
-	for _, n := range w.nodes {
-		n.group = 0
-	}
-	for i := range w.flight {
-		w.flight[i].at = min(w.flight[i].at, w.now+w.delay)
-	}
-	heap.Init(&w.flight)
 }
 
 // compare compares the nodes with each other and with the changes. Entries near their end may be absent: late changes
@@ -347,46 +255,46 @@ func (w *world) compare() error {
 	for key, list := range w.said {
 		ended := func(b *binding) bool { // in flight for a while, perhaps repeatedly
 			i := slices.IndexFunc(list, func(s said) bool { return b != nil && s.is == b.is && s.used == b.used })
-			return b != nil && b.ends < w.now+near || i >= 0 && list[i].at+w.ttl < w.now+near
+			return b != nil && b.ends < w.Now+near || i >= 0 && list[i].at+w.ttl < w.Now+near
 		}
 		var last, lost said
 		for _, s := range list {
 			greatest := &last
-			if s.by.dead {
+			if s.by.Dead {
 				greatest = &lost
 			}
 			if s.is.compare(greatest.is) > 0 || s.is == greatest.is && s.used.compare(greatest.used) > 0 {
 				*greatest = s
 			}
 		}
-		for _, n := range w.nodes {
-			got, other := n.bindings[key], w.nodes[0].bindings[key]
+		for _, n := range w.Nodes {
+			got, other := n.bindings[key], w.Nodes[0].bindings[key]
 			if ended(got) || ended(other) {
 				continue
 			}
 			if (got == nil) != (other == nil) || got != nil && (got.rank != other.rank || got.is != other.is ||
 				got.used != other.used) {
-				return fmt.Errorf("%v: nodes 0 and %d have %+v and %+v", key, n.place, other, got)
+				return fmt.Errorf("%v: nodes 0 and %d have %+v and %+v", key, n.Place, other, got)
 			}
 			switch {
-			case got == nil && last.at+w.ttl > w.now+near && last.by != nil && lost.is.compare(last.is) <= 0 &&
+			case got == nil && last.at+w.ttl > w.Now+near && last.by != nil && lost.is.compare(last.is) <= 0 &&
 				w.ttl >= time.Minute && last.rank.Instance != nowhere: // otherwise a node may have ended it
-				return fmt.Errorf("%v: node %d has nothing, want %+v", key, n.place, last)
+				return fmt.Errorf("%v: node %d has nothing, want %+v", key, n.Place, last)
 			case got == nil:
-			case got.is.compare(last.is) < 0 && last.at+w.ttl > w.now+near && w.ttl >= time.Minute &&
+			case got.is.compare(last.is) < 0 && last.at+w.ttl > w.Now+near && w.ttl >= time.Minute &&
 				last.rank.Instance != nowhere:
-				return fmt.Errorf("%v: node %d has %+v, want %+v", key, n.place, got, last)
+				return fmt.Errorf("%v: node %d has %+v, want %+v", key, n.Place, got, last)
 			case !slices.ContainsFunc(list, func(s said) bool { return s.is == got.is && s.rank == got.rank }):
-				return fmt.Errorf("%v: node %d has %+v, which no node created", key, n.place, got)
+				return fmt.Errorf("%v: node %d has %+v, which no node created", key, n.Place, got)
 			}
 		}
 	}
-	for _, n := range w.nodes {
+	for _, n := range w.Nodes {
 		if err := n.check(); err != nil {
-			return fmt.Errorf("node %d: %w", n.place, err)
+			return fmt.Errorf("node %d: %w", n.Place, err)
 		}
 		if !n.Ready() {
-			return fmt.Errorf("node %d is not ready", n.place)
+			return fmt.Errorf("node %d is not ready", n.Place)
 		}
 	}
 	return nil
@@ -401,45 +309,45 @@ func TestNodes(t *testing.T) {
 	for round := range *rounds {
 		s := *seed + uint64(round)
 		w := newWorld(s, 2+int(s%3), []time.Duration{time.Second, 5 * time.Second, time.Minute}[s%3])
-		w.run(2 * time.Second)
+		w.Run(2 * time.Second)
 		for range 3 {
-			w.loss, w.twice = w.Float64()*0.5, w.Float64()*0.3
-			w.delay = time.Duration(1 + w.Int64N(int64(300*time.Millisecond)))
+			w.Loss, w.Twice = w.Float64()*0.5, w.Float64()*0.3
+			w.Delay = time.Duration(1 + w.Int64N(int64(300*time.Millisecond)))
 			for range 60 {
 				switch w.IntN(25) {
 				case 0:
-					w.start(w.IntN(len(w.nodes)))
+					w.start(w.IntN(len(w.Nodes)))
 				case 1:
-					w.nodes[w.IntN(len(w.nodes))].group = w.IntN(2)
+					w.Nodes[w.IntN(len(w.Nodes))].Group = w.IntN(2)
 				default:
 					w.op()
 				}
-				w.run(time.Duration(w.Int64N(int64(100 * time.Millisecond))))
+				w.Run(time.Duration(w.Int64N(int64(100 * time.Millisecond))))
 			}
-			w.heal()
-			w.run(2 * time.Second)
+			w.Heal()
+			w.Run(2 * time.Second)
 			for w.busy() {
-				w.run(time.Millisecond)
+				w.Run(time.Millisecond)
 			}
 			if err := w.compare(); err != nil {
-				t.Fatalf("seed %d at %v: %v", s, w.now, err)
+				t.Fatalf("seed %d at %v: %v", s, w.Now, err)
 			}
 			for range 50 { // without faults
 				w.op()
-				w.run(time.Duration(w.Int64N(int64(20 * time.Millisecond))))
+				w.Run(time.Duration(w.Int64N(int64(20 * time.Millisecond))))
 			}
 		}
 		clear(w.alive)
-		for _, n := range w.nodes {
+		for _, n := range w.Nodes {
 			protocol.Healed += n.Machine.Machine.Counts.Healed
 			total.Moved += n.Counts.Moved
 			protocol.Exchanges += n.Machine.Machine.Counts.Exchanges
 			total.Expired += n.Counts.Expired
 		}
-		w.run(w.ttl + 6*time.Second)
-		for _, n := range w.nodes {
+		w.Run(w.ttl + 6*time.Second)
+		for _, n := range w.Nodes {
 			if n.Len() > 0 || len(n.leased) > 0 {
-				t.Fatalf("seed %d: node %d has %d bindings for ever", s, n.place, n.Len())
+				t.Fatalf("seed %d: node %d has %d bindings for ever", s, n.Place, n.Len())
 			}
 		}
 	}
@@ -452,22 +360,22 @@ func TestNodes(t *testing.T) {
 // TestQuietNodesExchangeNothing: without faults, bindings reach all nodes without requests.
 func TestQuietNodesExchangeNothing(t *testing.T) {
 	w := newWorld(*seed, 3, time.Minute)
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	for range 2000 {
 		w.op()
-		w.run(time.Duration(w.Int64N(int64(5 * time.Millisecond))))
+		w.Run(time.Duration(w.Int64N(int64(5 * time.Millisecond))))
 	}
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	if err := w.compare(); err != nil {
 		t.Fatal(err)
 	}
 	asked := uint64(0)
-	for _, n := range w.nodes {
+	for _, n := range w.Nodes {
 		asked += n.Machine.Machine.Counts.Exchanges
 	}
-	before := w.bytes
-	w.run(100 * time.Second)
-	t.Logf("%d questions; %d bytes a second and node at rest", asked, (w.bytes-before)/100/3)
+	before := w.Published
+	w.Run(100 * time.Second)
+	t.Logf("%d questions; %d bytes a second and node at rest", asked, (w.Published-before)/100/3)
 	if asked > 40 { // messages overtake each other
 		t.Errorf("%d questions", asked)
 	}
@@ -476,21 +384,21 @@ func TestQuietNodesExchangeNothing(t *testing.T) {
 // TestStart: a node has a peer's bindings when it is ready.
 func TestStart(t *testing.T) {
 	w := newWorld(*seed, 3, time.Hour)
-	w.nodes[2].group = 9
-	w.run(2 * time.Second)
+	w.Nodes[2].Group = 9
+	w.Run(2 * time.Second)
 	for i := range 1500 {
-		_, _ = w.nodes[0].Bind(w.now, session(i), rank(1), "", false)
+		_, _ = w.Nodes[0].Bind(w.Now, session(i), rank(1), "", false)
 	}
-	w.run(time.Second)
+	w.Run(time.Second)
 	w.start(2)
-	w.nodes[2].group, w.loss = 0, 0.15
-	for !w.nodes[2].Ready() {
-		w.run(time.Millisecond)
+	w.Nodes[2].Group, w.Loss = 0, 0.15
+	for !w.Nodes[2].Ready() {
+		w.Run(time.Millisecond)
 	}
-	if n := w.nodes[2]; n.Len() != 1500 || n.Machine.Machine.Counts.Unsynced > 0 || w.now > 10*time.Second {
-		t.Errorf("ready with %d bindings at %v", n.Len(), w.now)
+	if n := w.Nodes[2]; n.Len() != 1500 || n.Machine.Machine.Counts.Unsynced > 0 || w.Now > 10*time.Second {
+		t.Errorf("ready with %d bindings at %v", n.Len(), w.Now)
 	}
-	if err := w.nodes[2].check(); err != nil {
+	if err := w.Nodes[2].check(); err != nil {
 		t.Error(err)
 	}
 }

@@ -138,13 +138,13 @@ func TestWire(t *testing.T) {
 // FuzzReceive: no message breaks a machine, and the fields keep the invariants.
 func FuzzReceive(f *testing.F) {
 	w := newWorld(*seed, 3, time.Minute)
-	w.run(2 * time.Second)
-	w.keep = true
+	w.Run(2 * time.Second)
+	w.Keep = true
 	for range 30 {
 		w.op()
-		w.run(10 * time.Millisecond)
+		w.Run(10 * time.Millisecond)
 	}
-	for _, data := range w.sent {
+	for _, data := range w.Sent {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

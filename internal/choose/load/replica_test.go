@@ -36,46 +36,46 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 	r := rand.New(rand.NewPCG(seed, 3))
 	expiry := []time.Duration{8 * time.Second, 8 * time.Second, 300 * time.Second}[r.IntN(3)]
 	w := newWorld(seed, 3+r.IntN(3), Limits{Expiry: expiry})
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	late := time.Duration(0)
 	for range 4 + r.IntN(8) {
 		pace := time.Millisecond
 		switch r.IntN(8) {
 		case 0:
-			w.loss = r.Float64() * 0.7
+			w.Loss = r.Float64() * 0.7
 		case 1:
-			w.twice = r.Float64()
+			w.Twice = r.Float64()
 		case 2:
-			w.delay = time.Duration(1+r.IntN(3000)) * time.Millisecond
-			late = max(late, w.delay)
+			w.Delay = time.Duration(1+r.IntN(3000)) * time.Millisecond
+			late = max(late, w.Delay)
 		case 3:
-			for _, n := range w.nodes {
-				n.group = r.IntN(3)
+			for _, n := range w.Nodes {
+				n.Group = r.IntN(3)
 			}
 		case 4:
-			w.start(r.IntN(len(w.nodes)))
+			w.start(r.IntN(len(w.Nodes)))
 		case 5:
-			w.heal()
+			w.Heal()
 		case 6: // some models are not used for long
 			w.models, pace = testModels[r.IntN(2):][:1], 20*time.Millisecond
 		case 7: // none is
-			w.run(time.Duration(r.IntN(3)) * expiry)
+			w.Run(time.Duration(r.IntN(3)) * expiry)
 		}
 		for range r.IntN(80) {
 			w.op()
-			w.run(time.Duration(r.IntN(60)) * pace)
+			w.Run(time.Duration(r.IntN(60)) * pace)
 		}
 		w.models = testModels
 	}
-	w.heal()
-	w.run(3 * time.Second) // one more for two requests with one id, of which a node that died has booked one
+	w.Heal()
+	w.Run(3 * time.Second) // one more for two requests with one id, of which a node that died has booked one
 	// A booking of a dead node lives longer on other nodes, by the transit time of the booking.
 	late = 4*late + 3*time.Second
 	if err := w.check(late); err != nil {
-		return fmt.Errorf("%d nodes, after the faults: %w", len(w.nodes), err)
+		return fmt.Errorf("%d nodes, after the faults: %w", len(w.Nodes), err)
 	}
-	w.run(expiry + late)
-	for _, n := range w.nodes {
+	w.Run(expiry + late)
+	for _, n := range w.Nodes {
 		replicas.Exchanges += n.Machine.Counts.Exchanges
 		replicas.Pushed += n.Machine.Counts.Pushed
 		replicas.Healed += n.Machine.Counts.Healed
@@ -94,11 +94,11 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 		}
 		for _, m := range testModels {
 			if t := n.Table(m); t.Len() > 0 || t.Blocks() > 0 || t.Digest() != (Digest{}) || t.Check() != nil {
-				return fmt.Errorf("node %d has %d requests after all have expired, %v", n.place, t.Len(), t.Check())
+				return fmt.Errorf("node %d has %d requests after all have expired, %v", n.Place, t.Len(), t.Check())
 			}
 		}
 		if !n.Ready() || n.Machine.Counts.Malformed > 0 {
-			return fmt.Errorf("node %d: ready %v, %+v", n.place, n.Ready(), n.Counts)
+			return fmt.Errorf("node %d: ready %v, %+v", n.Place, n.Ready(), n.Counts)
 		}
 	}
 	return nil
@@ -107,17 +107,17 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 // TestEventsSuffice has no faults: all tables are equal a few milliseconds after each operation.
 func TestEventsSuffice(t *testing.T) {
 	w := quiet(t, 4)
-	w.delay = 1 // messages of a node keep their order
+	w.Delay = 1 // messages of a node keep their order
 	for range 1000 {
 		w.op()
-		w.run(10 * time.Millisecond) // to the writer, and from there to the others
+		w.Run(10 * time.Millisecond) // to the writer, and from there to the others
 		if err := w.check(0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, n := range w.nodes { // a digest may be older than events on their way
+	for _, n := range w.Nodes { // a digest may be older than events on their way
 		if n.Machine.Counts.Exchanges > 20 || n.Machine.Counts.Pushed > 20 {
-			t.Errorf("node %d: %+v", n.place, n.Counts)
+			t.Errorf("node %d: %+v", n.Place, n.Counts)
 		}
 	}
 }
@@ -125,42 +125,42 @@ func TestEventsSuffice(t *testing.T) {
 func TestDuplicateIsAConflictEverywhere(t *testing.T) {
 	w := quiet(t, 3)
 	m := testModels[0]
-	book := func(place int) error { return w.nodes[place].Book(w.now, m, Booking{ID: "r", Rank: rankKey(place)}) }
+	book := func(place int) error { return w.Nodes[place].Book(w.Now, m, Booking{ID: "r", Rank: rankKey(place)}) }
 	if err := book(0); err != nil {
 		t.Fatal(err)
 	}
-	w.run(5 * time.Millisecond)
-	for i := range w.nodes {
+	w.Run(5 * time.Millisecond)
+	for i := range w.Nodes {
 		if err := book(i); !errors.Is(err, ErrConflict) {
 			t.Errorf("node %d: %v", i, err)
 		}
 	}
 	// Cut off from each other, each of two may book it. One stays: that of the lesser key, everywhere.
-	if err := w.nodes[1].Free(w.now, m, "r"); err != nil {
+	if err := w.Nodes[1].Free(w.Now, m, "r"); err != nil {
 		t.Fatal(err)
 	}
-	w.run(5 * time.Millisecond)
-	w.nodes[2].group = 1
+	w.Run(5 * time.Millisecond)
+	w.Nodes[2].Group = 1
 	for _, i := range []int{0, 2} {
 		if err := book(i); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.run(10 * time.Second)
-	w.heal()
-	w.run(2 * time.Second)
+	w.Run(10 * time.Second)
+	w.Heal()
+	w.Run(2 * time.Second)
 	if err := w.check(0); err != nil {
 		t.Fatal(err)
 	}
 	winner := rankKey(0)
-	if w.nodes[2].cfg.Origin < w.nodes[0].cfg.Origin {
+	if w.Nodes[2].cfg.Origin < w.Nodes[0].cfg.Origin {
 		winner = rankKey(2)
 	}
 	rivals := uint64(0)
-	for _, n := range w.nodes {
+	for _, n := range w.Nodes {
 		rivals += n.Table(m).Counts.Rivals
 		if r := n.Table(m).ids["r"]; n.Table(m).Len() != 1 || r.rank != winner {
-			t.Errorf("node %d has %+v, want that of %v", n.place, r, winner)
+			t.Errorf("node %d has %+v, want that of %v", n.Place, r, winner)
 		}
 	}
 	if rivals == 0 {
@@ -173,37 +173,37 @@ func TestStart(t *testing.T) {
 	for _, loss := range []float64{0, 0.3} {
 		w := quiet(t, 3)
 		for i := range 2000 {
-			err := w.nodes[i%3].Book(w.now, testModels[i%2], Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8),
+			err := w.Nodes[i%3].Book(w.Now, testModels[i%2], Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8),
 				Hashes: prompt(w)})
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		w.run(2 * time.Second)
+		w.Run(2 * time.Second)
 		for i := 0; i < 2000; i += 3 {
-			if err := w.nodes[i%3].Free(w.now, testModels[i%2], fmt.Sprint(i)); err != nil {
+			if err := w.Nodes[i%3].Free(w.Now, testModels[i%2], fmt.Sprint(i)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		w.run(2 * time.Second)
+		w.Run(2 * time.Second)
 		w.start(2) // what the one before has booked stays
-		w.run(7 * time.Second)
-		w.loss = loss
+		w.Run(7 * time.Second)
+		w.Loss = loss
 		w.start(1)
-		n := w.nodes[1]
-		began := w.now
+		n := w.Nodes[1]
+		began := w.Now
 		for !n.Ready() {
-			w.run(time.Millisecond)
+			w.Run(time.Millisecond)
 		}
-		took := w.now - began
+		took := w.Now - began
 		if n.Machine.Counts.Unsynced > 0 || loss == 0 && took > 50*time.Millisecond {
 			t.Errorf("loss %v: ready after %v, %+v", loss, took, n.Counts)
 		}
 		for _, m := range testModels {
-			if a, b := n.Table(m).Digest(), w.nodes[0].Table(m).Digest(); a != b {
+			if a, b := n.Table(m).Digest(), w.Nodes[0].Table(m).Digest(); a != b {
 				t.Errorf("loss %v: ready with %+v, others have %+v", loss, a, b)
 			}
-			if got, want := len(n.ended[m]), len(w.nodes[0].ended[m]); loss == 0 && got != want {
+			if got, want := len(n.ended[m]), len(w.Nodes[0].ended[m]); loss == 0 && got != want {
 				t.Errorf("ready with %d of %d requests that had ended", got, want)
 			}
 		}
@@ -214,20 +214,20 @@ func TestStart(t *testing.T) {
 func TestWhoStartsIsSentWhatItLacksAlone(t *testing.T) {
 	w := quiet(t, 4)
 	for i := range 1000 {
-		if err := w.nodes[i%4].Book(w.now, testModels[0], Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8),
+		if err := w.Nodes[i%4].Book(w.Now, testModels[0], Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8),
 			Hashes: make([]events.SeqHash, 32)}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.run(2 * time.Second)
-	before := w.nodes[0].bytes
+	w.Run(2 * time.Second)
+	before := w.Nodes[0].Received
 	w.start(3)
-	w.run(400 * time.Millisecond)
-	if n := w.nodes[3]; !n.Ready() || n.bytes < 256_000 || n.Table(testModels[0]).Len() != 1000 {
-		t.Errorf("the node that starts is ready: %v, has heard %d bytes and has %d requests", n.Ready(), n.bytes,
+	w.Run(400 * time.Millisecond)
+	if n := w.Nodes[3]; !n.Ready() || n.Received < 256_000 || n.Table(testModels[0]).Len() != 1000 {
+		t.Errorf("the node that starts is ready: %v, has heard %d bytes and has %d requests", n.Ready(), n.Received,
 			n.Table(testModels[0]).Len())
 	}
-	if n := w.nodes[0].bytes - before; n > 64_000 { // beats, and half of a summary
+	if n := w.Nodes[0].Received - before; n > 64_000 { // beats, and half of a summary
 		t.Errorf("another node has heard %d bytes", n)
 	}
 }
@@ -236,35 +236,34 @@ func TestWhoStartsIsSentWhatItLacksAlone(t *testing.T) {
 // sent, and found by who comes later.
 func TestAlone(t *testing.T) {
 	w := newWorld(*seed, 1, Limits{})
-	n, m := w.nodes[0], testModels[0]
+	n, m := w.Nodes[0], testModels[0]
 	if n.Alone(); !n.Ready() {
 		t.Error("not ready though alone")
 	}
 	w.start(0)
-	n = w.nodes[0]
-	if w.run(time.Second); n.Ready() {
+	n = w.Nodes[0]
+	if w.Run(time.Second); n.Ready() {
 		t.Error("ready before anybody could say anything")
 	}
-	if w.run(time.Second); !n.Ready() {
+	if w.Run(time.Second); !n.Ready() {
 		t.Error("not ready though nobody is there")
 	}
-	w.run(10 * time.Second)
-	before := w.bytes
+	w.Run(10 * time.Second)
+	before := w.Published
 	for i := range 100 {
-		if err := n.Book(w.now, m, Booking{ID: fmt.Sprint(i), Rank: rankKey(0), Hashes: prompt(w)}); err != nil {
+		if err := n.Book(w.Now, m, Booking{ID: fmt.Sprint(i), Rank: rankKey(0), Hashes: prompt(w)}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.run(100 * time.Millisecond)
-	if w.bytes-before > 200 {
-		t.Errorf("%d bytes were sent to nobody", w.bytes-before)
+	w.Run(100 * time.Millisecond)
+	if w.Published-before > 200 {
+		t.Errorf("%d bytes were sent to nobody", w.Published-before)
 	}
-	w.nodes = append(w.nodes, nil)
 	w.start(1)
-	for !w.nodes[1].Ready() {
-		w.run(time.Millisecond)
+	for !w.Nodes[1].Ready() {
+		w.Run(time.Millisecond)
 	}
-	if got := w.nodes[1].Table(m).Len(); got != 100 {
+	if got := w.Nodes[1].Table(m).Len(); got != 100 {
 		t.Errorf("ready with %d of 100 requests", got)
 	}
 }
@@ -274,15 +273,14 @@ func TestAlone(t *testing.T) {
 func TestLongExpiry(t *testing.T) {
 	w := newWorld(*seed, 1, Limits{Expiry: 2 * MaxExpiry})
 	w.start(0)
-	n, m := w.nodes[0], testModels[0]
+	n, m := w.Nodes[0], testModels[0]
 	n.Alone()
-	if err := n.Book(w.now, m, Booking{ID: "a", Rank: rankKey(0)}); err != nil {
+	if err := n.Book(w.Now, m, Booking{ID: "a", Rank: rankKey(0)}); err != nil {
 		t.Fatal(err)
 	}
-	w.nodes = append(w.nodes, nil)
 	w.start(1)
-	w.run(10 * time.Second)
-	if got := w.nodes[1].Table(m).Len(); got != 1 {
+	w.Run(10 * time.Second)
+	if got := w.Nodes[1].Table(m).Len(); got != 1 {
 		t.Errorf("another node has %d requests of one", got)
 	}
 }
@@ -293,51 +291,51 @@ func TestLongExpiry(t *testing.T) {
 func TestProgressExtendsExpiry(t *testing.T) {
 	const expiry = 4 * time.Second
 	w := newWorld(*seed, 3, Limits{Expiry: expiry})
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	m := testModels[0]
 	for _, id := range []string{"silent", "stream"} {
-		if err := w.nodes[0].Book(w.now, m, Booking{ID: id, Rank: rankKey(0), PrefillTokens: 10}); err != nil {
+		if err := w.Nodes[0].Book(w.Now, m, Booking{ID: id, Rank: rankKey(0), PrefillTokens: 10}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	booked := w.now
-	w.run(100 * time.Millisecond)
+	booked := w.Now
+	w.Run(100 * time.Millisecond)
 	changes := uint64(0)
 	for i := range 10 * int(expiry/(10*time.Millisecond)) {
 		if i == 700 {
 			w.start(2)
 		}
-		n := w.nodes[i%2]
+		n := w.Nodes[i%2]
 		version := n.Table(m).ids["stream"].extended
 		report := n.PrefillComplete
 		if i%3 == 0 {
 			report = n.Progress
 		}
-		if err := report(w.now, m, "stream"); err != nil {
-			t.Fatalf("after %v: %v", w.now-booked, err)
+		if err := report(w.Now, m, "stream"); err != nil {
+			t.Fatalf("after %v: %v", w.Now-booked, err)
 		}
 		if n.Table(m).ids["stream"].extended != version {
 			changes++
 		}
-		w.run(10 * time.Millisecond)
+		w.Run(10 * time.Millisecond)
 	}
 	if changes < 70 || changes > 80 {
 		t.Errorf("%d changes in ten times the expiry, want eight in each", changes)
 	}
-	for _, n := range w.nodes {
+	for _, n := range w.Nodes {
 		table := n.Table(m)
 		if table.Has("silent") || !table.Has("stream") || table.Check() != nil {
-			t.Errorf("node %d: silent %v, stream %v, %v", n.place, table.Has("silent"), table.Has("stream"), table.Check())
+			t.Errorf("node %d: silent %v, stream %v, %v", n.Place, table.Has("silent"), table.Has("stream"), table.Check())
 		}
 		r := table.ids["stream"]
 		if r != nil && table.sent(r).Round(100*time.Millisecond) != booked.Round(100*time.Millisecond) {
-			t.Errorf("node %d: the request was booked at %v, not %v", n.place, booked, table.sent(r))
+			t.Errorf("node %d: the request was booked at %v, not %v", n.Place, booked, table.sent(r))
 		}
 	}
-	w.run(expiry + time.Second)
-	for _, n := range w.nodes {
+	w.Run(expiry + time.Second)
+	for _, n := range w.Nodes {
 		if n.Len() != 0 {
-			t.Errorf("node %d has %d requests after the expiry", n.place, n.Len())
+			t.Errorf("node %d has %d requests after the expiry", n.Place, n.Len())
 		}
 	}
 }
@@ -345,9 +343,9 @@ func TestProgressExtendsExpiry(t *testing.T) {
 // TestIdleModelsMakeRoom books in as many models as there may be, and then in as many others.
 func TestIdleModelsMakeRoom(t *testing.T) {
 	w := newWorld(*seed, 2, Limits{Expiry: 2 * time.Second})
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	book := func(name string) error {
-		return w.nodes[0].Book(w.now, Model{Name: name}, Booking{ID: "r", Rank: rankKey(0)})
+		return w.Nodes[0].Book(w.Now, Model{Name: name}, Booking{ID: "r", Rank: rankKey(0)})
 	}
 	for round := range 3 {
 		for i := range 254 {
@@ -355,27 +353,27 @@ func TestIdleModelsMakeRoom(t *testing.T) {
 				t.Fatalf("round %d, model %d: %v", round, i, err)
 			}
 			if i%16 == 0 {
-				w.run(10 * time.Millisecond)
+				w.Run(10 * time.Millisecond)
 			}
 		}
-		w.run(10 * time.Millisecond)
-		for _, n := range w.nodes {
+		w.Run(10 * time.Millisecond)
+		for _, n := range w.Nodes {
 			if n.Len() != 254 {
-				t.Errorf("round %d: node %d has %d requests", round, n.place, n.Len())
+				t.Errorf("round %d: node %d has %d requests", round, n.Place, n.Len())
 			}
 		}
 		// Two models are always busy, so that beats and exchanges go on.
-		for end := w.now + 10*time.Second; w.now < end; w.run(time.Second) {
+		for end := w.Now + 10*time.Second; w.Now < end; w.Run(time.Second) {
 			for _, m := range testModels {
-				_ = w.nodes[1].Book(w.now, m, Booking{ID: "busy", Rank: rankKey(0)})
+				_ = w.Nodes[1].Book(w.Now, m, Booking{ID: "busy", Rank: rankKey(0)})
 			}
 		}
-		w.run(3 * time.Second)
+		w.Run(3 * time.Second)
 	}
-	for _, n := range w.nodes {
+	for _, n := range w.Nodes {
 		for _, m := range n.Models() {
 			if !slices.Contains(testModels, m) {
-				t.Errorf("node %d has a table of %v", n.place, m)
+				t.Errorf("node %d has a table of %v", n.Place, m)
 			}
 		}
 	}
@@ -417,11 +415,11 @@ func TestTheShortestLifeCounts(t *testing.T) {
 // accept the booking, also a node with a lower limit and a node that starts, and refuse bookings of their own.
 func TestLimitsThatDiffer(t *testing.T) {
 	w := quiet(t, 3)
-	few, many, m := w.nodes[0], w.nodes[1], testModels[0]
+	few, many, m := w.Nodes[0], w.Nodes[1], testModels[0]
 	few.model(m).table.limits = Limits{Requests: 2, Blocks: 2 * blocksEach, Prompt: maxPrompt, Expiry: time.Minute}
 	book := func(n *simNode, id string) error {
-		err := n.Book(w.now, m, Booking{ID: id, Rank: rankKey(0), Hashes: []events.SeqHash{1, 2, 3}})
-		w.run(10 * time.Millisecond)
+		err := n.Book(w.Now, m, Booking{ID: id, Rank: rankKey(0), Hashes: []events.SeqHash{1, 2, 3}})
+		w.Run(10 * time.Millisecond)
 		return err
 	}
 	for i := range 5 {
@@ -432,28 +430,28 @@ func TestLimitsThatDiffer(t *testing.T) {
 	if err := book(few, "a"); !errors.Is(err, ErrFull) {
 		t.Errorf("the node with the lower limit returns %v", err)
 	}
-	if err := few.PrefillComplete(w.now, m, "0"); err != nil {
+	if err := few.PrefillComplete(w.Now, m, "0"); err != nil {
 		t.Error(err)
 	}
-	w.run(time.Second)
+	w.Run(time.Second)
 	if err := w.check(0); err != nil {
 		t.Error(err)
 	}
 	w.start(2)
-	w.run(2 * time.Second)
-	if n := w.nodes[2].Table(m).Len(); n != 5 {
+	w.Run(2 * time.Second)
+	if n := w.Nodes[2].Table(m).Len(); n != 5 {
 		t.Errorf("a node that starts has %d requests", n)
 	}
 	for i := range 4 { // of another node
-		if err := few.Free(w.now, m, fmt.Sprint(i)); err != nil {
+		if err := few.Free(w.Now, m, fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.run(time.Second)
+	w.Run(time.Second)
 	if err := book(few, "a"); err != nil {
 		t.Errorf("below its limit the node returns %v", err)
 	}
-	w.run(time.Second)
+	w.Run(time.Second)
 	if err := w.check(0); err != nil {
 		t.Error(err)
 	}

@@ -1,19 +1,18 @@
 package load
 
 import (
-	"container/heap"
 	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/simnet"
 )
 
 var rounds = flag.Int("rounds", testkit.Rounds(120), "histories of TestReplicas")
@@ -38,11 +37,8 @@ type saying struct {
 // simNode is one session of a node.
 type simNode struct {
 	*Replica
-	w     *world
-	place int // which node it is
-	dead  bool
-	bytes int // that it has received
-	group int // of nodes that hear each other
+	simnet.Node
+	w *world
 
 	tables []*Table // all that it has or has dropped
 
@@ -51,71 +47,41 @@ type simNode struct {
 	wrong   error                      // of what Watch told
 }
 
-type flight struct {
-	at     time.Duration
-	serial int
-	to     int // place
-	data   []byte
-}
-
-type flights []flight
-
-func (f flights) Len() int { return len(f) }
-func (f flights) Less(i, j int) bool {
-	return f[i].at < f[j].at || f[i].at == f[j].at && f[i].serial < f[j].serial
-}
-func (f flights) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
-func (f *flights) Push(x any)   { *f = append(*f, x.(flight)) }
-func (f *flights) Pop() any {
-	x := (*f)[len(*f)-1]
-	*f = (*f)[:len(*f)-1]
-	return x
-}
-
-// world is a few nodes in virtual time, and the net between them.
+// world has a few nodes in virtual time, and their network.
 type world struct {
-	*rand.Rand
+	simnet.Network[*simNode, shared.Message]
 	limits Limits
-	now    time.Duration
-	nodes  []*simNode
-	flight flights
-	serial int
 	truth  map[Model]map[Key]*truth
-	models []Model // in which ops book
-
-	loss, twice float64
-	delay       time.Duration // the most
-	bytes       int           // that were published
+	models []Model // of the operations
 }
 
 func newWorld(seed uint64, n int, limits Limits) *world {
 	limits.setDefaults()
-	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), limits: limits, truth: map[Model]map[Key]*truth{},
-		models: testModels, delay: 2 * time.Millisecond}
+	w := &world{Network: simnet.New[*simNode, shared.Message](seed), limits: limits,
+		truth: map[Model]map[Key]*truth{}, models: testModels}
 	for _, m := range testModels {
 		w.truth[m] = map[Key]*truth{}
 	}
 	for i := range n {
-		w.nodes = append(w.nodes, nil)
 		w.start(i)
 	}
 	return w
 }
 
-// start begins a new session at a place, in place of the one that is there.
+// start begins a new session at a place, instead of the present session.
 func (w *world) start(place int) {
-	group := 0
-	if before := w.nodes[place]; before != nil {
-		before.dead, group = true, before.group
-	}
-	n := &simNode{w: w, place: place, group: group, watched: map[Model]map[Key]*Request{},
-		ended: map[Model]map[Key]*Request{}}
-	n.Replica = NewReplica(w.now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch, Past: n.past,
+	n := &simNode{w: w, watched: map[Model]map[Key]*Request{}, ended: map[Model]map[Key]*Request{}}
+	n.Replica = NewReplica(w.Now, ReplicaConfig{Origin: w.Uint64() | 1, Limits: w.limits, Watch: n.watch, Past: n.past,
 		Recall: n.recall})
-	w.nodes[place] = n
+	w.Start(place, n)
 	for _, m := range testModels {
 		n.model(m)
 	}
+	n.noteTables()
+}
+
+func (n *simNode) Receive(now time.Duration, data []byte) {
+	n.Replica.Receive(now, data)
 	n.noteTables()
 }
 
@@ -151,9 +117,9 @@ func (n *simNode) watch(m Model, r *Request) {
 	known := n.watched[m][r.Key] != nil
 	switch {
 	case r.New && known || !r.New && !known && !r.Ended:
-		n.wrong = fmt.Errorf("node %d is told of %+v; it is known: %v", n.place, r, known)
-	case r.Age < 0 || r.Age > max(n.w.limits.Expiry, n.w.now):
-		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.place, r)
+		n.wrong = fmt.Errorf("node %d is told of %+v; it is known: %v", n.Place, r, known)
+	case r.Age < 0 || r.Age > max(n.w.limits.Expiry, n.w.Now):
+		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.Place, r)
 	case r.Ended:
 		delete(n.watched[m], r.Key)
 		n.recall(m, r)
@@ -201,145 +167,74 @@ func (n *simNode) checkWatched(m Model) error {
 func (n *simNode) note(m Model, kind change, r *record) {
 	all := n.w.truth[m]
 	if kind == booked {
-		all[r.key] = &truth{id: r.id, deadline: n.w.now + min(n.w.limits.Expiry, MaxExpiry)}
+		all[r.key] = &truth{id: r.id, deadline: n.w.Now + min(n.w.limits.Expiry, MaxExpiry)}
 	}
 	s := saying{by: n, kind: kind, state: r.state}
 	s.outs, s.runs = slices.Clone(r.outs), slices.Clone(r.runs)
 	all[r.key].said = append(all[r.key].said, s)
 }
 
-// run lets time pass.
-func (w *world) run(d time.Duration) {
-	for end := w.now + d; ; {
-		next := end
-		for _, n := range w.nodes {
-			next = min(next, n.Wake())
-		}
-		if len(w.flight) > 0 {
-			next = min(next, w.flight[0].at)
-		}
-		w.now = max(w.now, next)
-		for len(w.flight) > 0 && w.flight[0].at <= w.now {
-			f := heap.Pop(&w.flight).(flight)
-			n := w.nodes[f.to]
-			n.bytes += len(f.data)
-			n.Receive(w.now, f.data)
-			n.noteTables()
-		}
-		for _, n := range w.nodes {
-			if n.Wake() <= w.now {
-				for _, m := range n.Step(w.now) {
-					w.publish(n, m)
-				}
-			}
-		}
-		if w.now >= end {
-			return
-		}
-	}
-}
-
-// publish sends a message to all nodes, or to one.
-func (w *world) publish(from *simNode, m shared.Message) {
-	data := m.Data
-	w.bytes += len(data)
-	for i, n := range w.nodes {
-		if n.group != from.group {
-			continue // its own echo comes too
-		}
-		if m.To != 0 && m.To != n.cfg.Origin {
-			continue
-		}
-		for copies := 1 + w.chance(w.twice); copies > 0; copies-- {
-			if w.chance(w.loss) == 0 {
-				w.serial++
-				at := w.now + time.Duration(w.Int64N(int64(w.delay)))
-				heap.Push(&w.flight, flight{at, w.serial, i, data})
-			}
-		}
-	}
-}
-
-func (w *world) chance(p float64) int {
-	if w.Float64() < p {
-		return 1
-	}
-	return 0
-}
-
 // op does something at a random node.
 func (w *world) op() {
-	n, m := w.nodes[w.IntN(len(w.nodes))], w.models[w.IntN(len(w.models))]
+	n, m := w.Nodes[w.IntN(len(w.Nodes))], w.models[w.IntN(len(w.models))]
 	id := fmt.Sprint("r", w.IntN(60))
 	switch w.IntN(22) {
 	case 0, 1, 2, 3, 4, 5, 6:
 		n.model(m)
 		n.noteTables()
-		_ = n.Book(w.now, m, Booking{ID: id, Rank: rankKey(w.IntN(6)), Hashes: prompt(w), NoReuse: w.IntN(5) == 0,
+		_ = n.Book(w.Now, m, Booking{ID: id, Rank: rankKey(w.IntN(6)), Hashes: prompt(w), NoReuse: w.IntN(5) == 0,
 			PrefillTokens: int64(w.IntN(3) * 100)})
 	case 7, 8, 9:
-		_ = n.PrefillComplete(w.now, m, id)
+		_ = n.PrefillComplete(w.Now, m, id)
 	case 10, 11, 12, 13, 14:
-		_ = n.OutputBlock(w.now, m, id, float64(w.IntN(18)-1)/16)
+		_ = n.OutputBlock(w.Now, m, id, float64(w.IntN(18)-1)/16)
 	case 15, 16, 17, 18:
-		_ = n.Free(w.now, m, id)
+		_ = n.Free(w.Now, m, id)
 	case 20, 21:
-		_ = n.Progress(w.now, m, id)
+		_ = n.Progress(w.Now, m, id)
 	case 19:
 		if k := rankKey(w.IntN(6)); w.IntN(5) == 0 {
-			for _, n := range w.nodes { // all see it
-				n.RemoveRank(w.now, k)
+			for _, n := range w.Nodes { // all see it
+				n.RemoveRank(w.Now, k)
 			}
 		}
 	}
-}
-
-// heal ends all faults; what is in flight arrives.
-func (w *world) heal() {
-	w.loss, w.twice, w.delay = 0, 0, 2*time.Millisecond
-	for _, n := range w.nodes {
-		n.group = 0
-	}
-	for i := range w.flight {
-		w.flight[i].at = min(w.flight[i].at, w.now+w.delay)
-	}
-	heap.Init(&w.flight)
 }
 
 // check compares all tables with each other and with the changes. Bookings near their expiry may be there or not.
 func (w *world) check(late time.Duration) error {
 	for _, m := range testModels {
-		first := w.nodes[0].Table(m)
+		first := w.Nodes[0].Table(m)
 		near := false
-		for _, n := range w.nodes {
+		for _, n := range w.Nodes {
 			t := n.Table(m)
 			if err := errors.Join(t.Check(), n.checkWatched(m)); err != nil {
-				return fmt.Errorf("node %d: %w", n.place, err)
+				return fmt.Errorf("node %d: %w", n.Place, err)
 			}
 			if len(t.rivals) > 0 {
-				return fmt.Errorf("node %d: ids of two requests: %v", n.place, t.rivals)
+				return fmt.Errorf("node %d: ids of two requests: %v", n.Place, t.rivals)
 			}
 			for key, r := range t.records {
 				if w.truth[m][key] == nil {
-					return fmt.Errorf("node %d: nobody booked %v", n.place, key)
+					return fmt.Errorf("node %d: nobody booked %v", n.Place, key)
 				}
 				if r.id != w.truth[m][key].id {
-					return fmt.Errorf("node %d: %v is of %q", n.place, key, r.id)
+					return fmt.Errorf("node %d: %v is of %q", n.Place, key, r.id)
 				}
 			}
 		}
 		for key, is := range w.truth[m] {
-			if first, last := is.deadlines(); last > w.now-late && first < w.now+50*time.Millisecond {
+			if first, last := is.deadlines(); last > w.Now-late && first < w.Now+50*time.Millisecond {
 				near = true
 				continue
 			}
-			for _, n := range w.nodes[1:] {
+			for _, n := range w.Nodes[1:] {
 				a, b := first.records[key], n.Table(m).records[key]
 				if (a == nil) != (b == nil) || a != nil && !a.state.equal(&b.state) {
-					return fmt.Errorf("of %v nodes 0 and %d have %+v and %+v", key, n.place, a, b)
+					return fmt.Errorf("of %v nodes 0 and %d have %+v and %+v", key, n.Place, a, b)
 				}
 			}
-			if err := is.agrees(first.records[key], w.now); err != nil {
+			if err := is.agrees(first.records[key], w.Now); err != nil {
 				return fmt.Errorf("%v of %q: %w", key, is.id, err)
 			}
 		}
@@ -347,7 +242,7 @@ func (w *world) check(late time.Duration) error {
 			continue
 		}
 		rows := naive(first)
-		for _, n := range w.nodes {
+		for _, n := range w.Nodes {
 			t := n.Table(m)
 			if t.Digest() != first.Digest() {
 				return fmt.Errorf("digests %+v and %+v", t.Digest(), first.Digest())
@@ -359,7 +254,7 @@ func (w *world) check(late time.Duration) error {
 				}
 			}
 			if !maps.Equal(rows, others) {
-				return fmt.Errorf("loads of node %d are %v, want %v", n.place, others, rows)
+				return fmt.Errorf("loads of node %d are %v, want %v", n.Place, others, rows)
 			}
 		}
 	}
@@ -425,7 +320,7 @@ func (is *truth) deadlines() (first, last time.Duration) {
 	first, last = is.deadline, is.deadline
 	for _, s := range is.said {
 		at := is.deadline + s.progress()
-		if last = max(last, at); !s.by.dead {
+		if last = max(last, at); !s.by.Dead {
 			first = max(first, at)
 		}
 	}
@@ -443,12 +338,12 @@ func (is *truth) agrees(r *record, now time.Duration) error {
 			continue
 		}
 		if s.kind == freed {
-			ended, maybe = ended || !s.by.dead, true
+			ended, maybe = ended || !s.by.Dead, true
 			continue
 		}
-		known = known || !s.by.dead
+		known = known || !s.by.Dead
 		for i, to := range []*state{&sure, &all} {
-			if i == 0 && s.by.dead {
+			if i == 0 && s.by.Dead {
 				continue
 			}
 			to.done, to.gone = to.done || s.done, to.gone || s.gone
@@ -492,10 +387,10 @@ func (is *truth) agrees(r *record, now time.Duration) error {
 // quiet is a world of ready nodes without faults.
 func quiet(t *testing.T, n int) *world {
 	w := newWorld(*seed, n, Limits{})
-	w.run(2 * time.Second)
-	for _, n := range w.nodes {
+	w.Run(2 * time.Second)
+	for _, n := range w.Nodes {
 		if !n.Ready() {
-			t.Fatalf("node %d is not ready", n.place)
+			t.Fatalf("node %d is not ready", n.Place)
 		}
 	}
 	return w

@@ -19,10 +19,10 @@ func TestNodes(t *testing.T) {
 	for round := range uint64(*rounds) {
 		w, err := history(*seed + round)
 		if err != nil {
-			t.Errorf("-seed=%d -rounds=1: %d nodes at %v: %v", *seed+round, len(w.nodes), w.now, err)
+			t.Errorf("-seed=%d -rounds=1: %d nodes at %v: %v", *seed+round, len(w.Nodes), w.Now, err)
 		}
 		created += len(w.keys)
-		for _, n := range w.nodes {
+		for _, n := range w.Nodes {
 			total.Exchanges += n.Counts.Exchanges
 			total.Pushed += n.Counts.Pushed
 			total.Repeated += n.Counts.Repeated
@@ -56,55 +56,54 @@ func history(seed uint64) (*world, error) {
 	w.skewed = true
 	w.names = []int{60, 100_000}[r.IntN(2)]
 	for range r.IntN(most) {
-		w.nodes = append(w.nodes, nil)
-		w.start(len(w.nodes) - 1)
+		w.start(len(w.Nodes))
 	}
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	late := time.Duration(0)
 	for range 4 + r.IntN(8) {
 		switch r.IntN(8) {
 		case 0:
-			w.loss = r.Float64() * 0.7
+			w.Loss = r.Float64() * 0.7
 		case 1:
-			w.twice = r.Float64()
+			w.Twice = r.Float64()
 		case 2:
-			w.delay, w.ordered = time.Duration(1+r.IntN(3000))*time.Millisecond, r.IntN(2) == 0
-			late = max(late, w.delay)
+			w.Delay, w.Ordered = time.Duration(1+r.IntN(3000))*time.Millisecond, r.IntN(2) == 0
+			late = max(late, w.Delay)
 		case 3, 4:
-			for _, n := range w.nodes {
-				n.group = r.IntN(3)
+			for _, n := range w.Nodes {
+				n.Group = r.IntN(3)
 			}
 		case 5, 6:
-			w.start(r.IntN(len(w.nodes)))
+			w.start(r.IntN(len(w.Nodes)))
 		case 7:
 			w.heal()
 		}
 		for range r.IntN(80) {
 			w.op()
-			w.run(time.Duration(r.IntN(60)) * time.Millisecond)
+			w.Run(time.Duration(r.IntN(60)) * time.Millisecond)
 		}
 	}
 	w.heal()
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	late = 4*late + 3*time.Second
 	if err := w.check(late); err != nil {
 		for i := range 100 {
-			w.run(100 * time.Millisecond)
+			w.Run(100 * time.Millisecond)
 			if w.differ(late) == nil {
 				return w, fmt.Errorf("after the faults, %d00 ms late: %w", i+1, err)
 			}
 		}
 		return w, fmt.Errorf("after the faults: %w", err)
 	}
-	w.run(w.life + late)
+	w.Run(w.life + late)
 	if err := w.check(late); err != nil {
 		return w, fmt.Errorf("at the end: %w", err)
 	}
-	w.run(3*w.life + 10*time.Second)
-	for _, n := range w.nodes {
-		if !n.Ready() || n.size > 0 || len(n.pending) > 0 || len(n.owners) > len(w.nodes) {
-			return w, fmt.Errorf("node %d: ready %v, %d entries, %d pending, %d owners of %d nodes", n.place, n.Ready(),
-				n.size, len(n.pending), len(n.owners), len(w.nodes))
+	w.Run(3*w.life + 10*time.Second)
+	for _, n := range w.Nodes {
+		if !n.Ready() || n.size > 0 || len(n.pending) > 0 || len(n.owners) > len(w.Nodes) {
+			return w, fmt.Errorf("node %d: ready %v, %d entries, %d pending, %d owners of %d nodes", n.Place, n.Ready(),
+				n.size, len(n.pending), len(n.owners), len(w.Nodes))
 		}
 	}
 	return w, nil
@@ -113,18 +112,18 @@ func history(seed uint64) (*world, error) {
 // quiet is a world of ready nodes without faults.
 func quiet(t *testing.T, n int) *world {
 	w := newWorld(*seed, n, 300*time.Second)
-	w.ordered = true
-	w.run(2 * time.Second)
-	for _, n := range w.nodes {
+	w.Ordered = true
+	w.Run(2 * time.Second)
+	for _, n := range w.Nodes {
 		if !n.Ready() {
-			t.Fatalf("node %d is not ready", n.place)
+			t.Fatalf("node %d is not ready", n.Place)
 		}
 	}
 	return w
 }
 
 func (w *world) exchanges() (n uint64) {
-	for _, x := range w.nodes {
+	for _, x := range w.Nodes {
 		n += x.Counts.Exchanges
 	}
 	return n
@@ -135,7 +134,7 @@ func (w *world) exchanges() (n uint64) {
 func TestBusyNodesAskNothing(t *testing.T) {
 	w := quiet(t, 3)
 	work := func(d time.Duration) {
-		for end := w.now + d; w.now < end; w.run(time.Millisecond) {
+		for end := w.Now + d; w.Now < end; w.Run(time.Millisecond) {
 			w.op()
 		}
 	}
@@ -143,14 +142,14 @@ func TestBusyNodesAskNothing(t *testing.T) {
 	if n := w.exchanges(); n > 0 {
 		t.Errorf("%d exchanges though nothing was lost", n)
 	}
-	w.loss = 1
+	w.Loss = 1
 	work(20 * time.Millisecond)
-	w.loss = 0
+	w.Loss = 0
 	work(1500 * time.Millisecond)
 	if w.exchanges() == 0 {
 		t.Error("the loss was not found")
 	}
-	w.run(10 * time.Millisecond)
+	w.Run(10 * time.Millisecond)
 	if err := w.check(0); err != nil {
 		t.Error(err)
 	}
@@ -160,17 +159,17 @@ func TestBusyNodesAskNothing(t *testing.T) {
 func TestOwnersThatDie(t *testing.T) {
 	w := quiet(t, 64)
 	for i := range 640 {
-		w.create(w.nodes[i%64])
+		w.create(w.Nodes[i%64])
 	}
-	w.run(time.Second)
+	w.Run(time.Second)
 	for i := range 16 {
-		w.nodes[4*i].group = 1 + i // alive, but cut off from all nodes
+		w.Nodes[4*i].Group = 1 + i // alive, but cut off from all nodes
 	}
-	w.run(4 * time.Second)
-	first := w.nodes[1]
-	for _, n := range w.nodes {
-		if n.group == 0 && (n.Counts.Exchanges > 0 || n.Counts.Pushed > 0 || len(n.rows) != len(first.rows)) {
-			t.Errorf("node %d: %d entries, %+v", n.place, len(n.rows), n.Counts)
+	w.Run(4 * time.Second)
+	first := w.Nodes[1]
+	for _, n := range w.Nodes {
+		if n.Group == 0 && (n.Counts.Exchanges > 0 || n.Counts.Pushed > 0 || len(n.rows) != len(first.rows)) {
+			t.Errorf("node %d: %d entries, %+v", n.Place, len(n.rows), n.Counts)
 		}
 	}
 }
@@ -180,18 +179,18 @@ func TestOwnersThatDie(t *testing.T) {
 func TestNodesThatWereApart(t *testing.T) {
 	const nodes, each = 16, 40
 	w := quiet(t, nodes)
-	for i, n := range w.nodes {
-		n.group = i
+	for i, n := range w.Nodes {
+		n.Group = i
 	}
 	for range each {
-		for _, n := range w.nodes {
+		for _, n := range w.Nodes {
 			w.create(n)
 		}
 	}
-	w.run(8 * time.Second)
-	before := w.bytes
+	w.Run(8 * time.Second)
+	before := w.Received
 	w.heal()
-	w.run(2 * time.Second)
+	w.Run(2 * time.Second)
 	if err := w.check(0); err != nil {
 		t.Error(err)
 	}
@@ -199,13 +198,13 @@ func TestNodesThatWereApart(t *testing.T) {
 		t.Errorf("%d exchanges of %d nodes", n, nodes)
 	}
 	pushed := uint64(0)
-	for _, n := range w.nodes {
+	for _, n := range w.Nodes {
 		pushed += n.Counts.Pushed
 	}
 	if pushed < uint64(len(w.keys)) || pushed > 2*nodes*each {
 		t.Errorf("%d entries were sent again, %d are missed", pushed, len(w.keys))
 	}
-	t.Logf("each node received %d bytes", (w.bytes-before)/nodes)
+	t.Logf("each node received %d bytes", (w.Received-before)/nodes)
 }
 
 // TestStart starts a node among others: when ready, the node has all entries, despite many losses. No node receives its
@@ -214,25 +213,25 @@ func TestStart(t *testing.T) {
 	for _, loss := range []float64{0, 0.3} {
 		w := quiet(t, 3)
 		for i := range 2000 {
-			w.create(w.nodes[i%3])
+			w.create(w.Nodes[i%3])
 		}
-		w.nodes[0].memory = []string{"a", "b"}
-		w.nodes[1].memory = w.nodes[0].memory
-		w.run(time.Second)
-		w.loss = loss
-		n, began := w.start(2), w.now
+		w.Nodes[0].memory = []string{"a", "b"}
+		w.Nodes[1].memory = w.Nodes[0].memory
+		w.Run(time.Second)
+		w.Loss = loss
+		n, began := w.start(2), w.Now
 		for !n.Ready() {
-			w.run(time.Millisecond)
+			w.Run(time.Millisecond)
 		}
-		if took := w.now - began; n.Counts.Unsynced > 0 || loss == 0 && took > 50*time.Millisecond {
+		if took := w.Now - began; n.Counts.Unsynced > 0 || loss == 0 && took > 50*time.Millisecond {
 			t.Errorf("loss %v: ready after %v, %+v", loss, took, n.Counts)
 		}
-		if len(n.rows) != len(w.nodes[0].rows) || loss == 0 && len(n.memory) != 2 {
-			t.Errorf("loss %v: ready with %d of %d entries, and memories %v", loss, len(n.rows), len(w.nodes[0].rows),
+		if len(n.rows) != len(w.Nodes[0].rows) || loss == 0 && len(n.memory) != 2 {
+			t.Errorf("loss %v: ready with %d of %d entries, and memories %v", loss, len(n.rows), len(w.Nodes[0].rows),
 				n.memory)
 		}
 		w.heal()
-		w.run(3 * time.Second)
+		w.Run(3 * time.Second)
 		if err := w.check(0); err != nil {
 			t.Errorf("loss %v: %v", loss, err)
 		}
@@ -242,20 +241,20 @@ func TestStart(t *testing.T) {
 // TestAlone: a node without other nodes is ready soon, and sends only beats.
 func TestAlone(t *testing.T) {
 	w := newWorld(*seed, 1, time.Minute)
-	n := w.nodes[0]
-	if w.run(time.Second); n.Ready() {
+	n := w.Nodes[0]
+	if w.Run(time.Second); n.Ready() {
 		t.Error("ready before another node could answer")
 	}
-	w.run(time.Second)
-	if before := w.bytes; !n.Ready() || before == 0 {
+	w.Run(time.Second)
+	if before := w.Received; !n.Ready() || before == 0 {
 		t.Errorf("ready %v", n.Ready())
 	}
 	for range 100 {
 		w.create(n)
 	}
-	before := w.bytes
-	if w.run(400 * time.Millisecond); w.bytes-before > 200 {
-		t.Errorf("%d bytes were sent to no node", w.bytes-before)
+	before := w.Received
+	if w.Run(400 * time.Millisecond); w.Received-before > 200 {
+		t.Errorf("%d bytes were sent to no node", w.Received-before)
 	}
 }
 
@@ -264,19 +263,19 @@ func TestMessagesAreBounded(t *testing.T) {
 	w := quiet(t, 2)
 	w.names = 1 << 40
 	for range 5_000 {
-		w.create(w.nodes[0])
+		w.create(w.Nodes[0])
 	}
-	w.run(10 * time.Millisecond)
+	w.Run(10 * time.Millisecond)
 	if err := w.check(0); err != nil {
 		t.Error(err)
 	}
 	w.start(1)
-	w.run(time.Second)
+	w.Run(time.Second)
 	if err := w.check(0); err != nil {
 		t.Error(err)
 	}
-	if w.largest > batchBytes+partPoints*16 {
-		t.Errorf("a message of %d bytes", w.largest)
+	if w.Largest > batchBytes+partPoints*16 {
+		t.Errorf("a message of %d bytes", w.Largest)
 	}
 }
 
@@ -284,25 +283,25 @@ func TestMessagesAreBounded(t *testing.T) {
 // without the end returns and becomes the writer: the entry does not reappear.
 func TestAnEndOutlivesTheWriterThatPublishedIt(t *testing.T) {
 	w := quiet(t, 5)
-	k := w.create(w.nodes[0])
-	w.create(w.nodes[0])
-	w.run(10 * time.Millisecond)
-	rest := slices.SortedFunc(slices.Values(w.nodes[1:]), func(a, b *life) int {
+	k := w.create(w.Nodes[0])
+	w.create(w.Nodes[0])
+	w.Run(10 * time.Millisecond)
+	rest := slices.SortedFunc(slices.Values(w.Nodes[1:]), func(a, b *life) int {
 		return cmp.Compare(a.Origin(), b.Origin())
 	})
 	away, writer := rest[0], rest[1]
-	away.group, w.nodes[0].group = 1, 2
-	w.run(3 * time.Second)
+	away.Group, w.Nodes[0].Group = 1, 2
+	w.Run(3 * time.Second)
 	if !writer.Writes(k) || !away.Writes(k) {
 		t.Fatal("two nodes do not write, each on its side")
 	}
 	w.end(writer, k)
-	w.run(time.Second)
-	writer.group, away.group = 3, 0
-	w.run(3 * time.Second)
+	w.Run(time.Second)
+	writer.Group, away.Group = 3, 0
+	w.Run(3 * time.Second)
 	for _, n := range rest[2:] {
 		if _, there := n.rows[k]; there || n.wrong != nil || !away.Writes(k) || len(n.rows) != 1 || len(away.rows) != 1 {
-			t.Errorf("node %d has %d entries, the node that was away %d: %v", n.place, len(n.rows), len(away.rows), n.wrong)
+			t.Errorf("node %d has %d entries, the node that was away %d: %v", n.Place, len(n.rows), len(away.rows), n.wrong)
 		}
 	}
 }

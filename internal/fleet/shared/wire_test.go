@@ -15,27 +15,27 @@ import (
 // samples returns messages of all kinds from a history.
 func samples() [][]byte {
 	w := newWorld(5, 3, time.Minute)
-	w.loss, w.keep = 0.3, true
+	w.Loss, w.Keep = 0.3, true
 	for range 300 {
 		w.op()
-		w.run(20 * time.Millisecond)
+		w.Run(20 * time.Millisecond)
 	}
-	w.nodes[1].memory = []string{"one", "two"}
+	w.Nodes[1].memory = []string{"one", "two"}
 	w.start(0)
-	w.run(2 * time.Second)
-	w.nodes[2].group = 1
-	w.run(3 * time.Second)
+	w.Run(2 * time.Second)
+	w.Nodes[2].Group = 1
+	w.Run(3 * time.Second)
 	for range 50 {
 		w.op()
 	}
 	w.heal()
-	w.run(3 * time.Second)
-	return w.sent
+	w.Run(3 * time.Second)
+	return w.Sent
 }
 
 func reading() *Machine[state] {
 	w := newWorld(1, 1, time.Minute)
-	return w.nodes[0].Machine
+	return w.Nodes[0].Machine
 }
 
 // again encodes a decoded message.
@@ -129,7 +129,7 @@ func FuzzReceive(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		w := newWorld(1, 1, time.Minute)
-		n := w.nodes[0]
+		n := w.Nodes[0]
 		n.Alone()
 		for range 3 {
 			w.create(n)
@@ -142,7 +142,7 @@ func FuzzReceive(f *testing.F) {
 			}
 		}
 		for range 3 {
-			w.now += time.Second
+			w.Now += time.Second
 			n.Receive(n.now(), data)
 			n.Step(n.now())
 			if err := n.Check(); err != nil {

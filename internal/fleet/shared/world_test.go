@@ -2,12 +2,10 @@ package shared
 
 import (
 	"cmp"
-	"container/heap"
 	"flag"
 	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -15,6 +13,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/internal/testkit/simnet"
 )
 
 var (
@@ -66,11 +65,8 @@ type row struct {
 // life is one life of a node, with its table. Of entries with the same name, the one with the greatest key stays.
 type life struct {
 	*Machine[state]
+	simnet.Node
 	w      *world
-	place  int
-	dead   bool
-	group  int           // of connected nodes
-	skew   time.Duration // lead of its clock
 	rows   map[Key]*row
 	names  map[string]Key
 	ended  map[Key]bool // entries that have ended on this node
@@ -78,7 +74,7 @@ type life struct {
 	memory []string
 }
 
-func (n *life) now() time.Duration { return n.w.now + n.skew }
+func (n *life) now() time.Duration { return n.w.Now + n.Skew }
 
 func (n *life) Append(b []byte, now time.Duration, k Key, whole bool) []byte {
 	r := n.rows[k]
@@ -100,10 +96,10 @@ func (n *life) Join(now time.Duration, k Key, s *state) bool {
 	r := n.rows[k]
 	if r == nil {
 		if n.ended[k] {
-			n.wrong = cmp.Or(n.wrong, fmt.Errorf("node %d: %v has ended here, and reappears", n.place, k))
+			n.wrong = cmp.Or(n.wrong, fmt.Errorf("node %d: %v has ended here, and reappears", n.Place, k))
 		}
 		if s.name == "" {
-			n.wrong = fmt.Errorf("node %d: %v is created without a name", n.place, k)
+			n.wrong = fmt.Errorf("node %d: %v is created without a name", n.Place, k)
 		}
 		if old, taken := n.names[s.name]; taken {
 			if k.Compare(old) < 0 {
@@ -133,14 +129,15 @@ func (n *life) drop(k Key) {
 	}
 }
 
-// tick ends entries by their age.
-func (n *life) tick() {
+// Step ends entries by their age, and steps the machine.
+func (n *life) Step(now time.Duration) []Message {
 	for k, r := range n.rows {
-		if r.until <= n.now() {
+		if r.until <= now {
 			n.drop(k)
-			n.Machine.End(n.now(), k, true)
+			n.Machine.End(now, k, true)
 		}
 	}
+	return n.Machine.Step(now)
 }
 
 // Check verifies the invariants of a machine.
@@ -184,27 +181,6 @@ func (m *Machine[E]) Check() error {
 
 func (m *Machine[E]) Len() int { return m.size }
 
-type flight struct {
-	at     time.Duration
-	serial int
-	to     int // place
-	data   []byte
-}
-
-type flights []flight
-
-func (f flights) Len() int { return len(f) }
-func (f flights) Less(i, j int) bool {
-	return f[i].at < f[j].at || f[i].at == f[j].at && f[i].serial < f[j].serial
-}
-func (f flights) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
-func (f *flights) Push(x any)   { *f = append(*f, x.(flight)) }
-func (f *flights) Pop() any {
-	x := (*f)[len(*f)-1]
-	*f = (*f)[:len(*f)-1]
-	return x
-}
-
 // fact is the test's record of an entry: the lives that received its creation, its end, or its counts.
 type fact struct {
 	name    string
@@ -216,31 +192,16 @@ type fact struct {
 
 // world has nodes in virtual time, and their network.
 type world struct {
-	*rand.Rand
-	now    time.Duration
+	simnet.Network[*life, Message]
 	life   time.Duration // of an entry
-	nodes  []*life
-	flight flights
-	serial int
 	facts  map[Key]*fact
-	names  int // number of names
-	last   map[[2]int]time.Duration
-
-	loss, twice float64
-	delay       time.Duration // greatest delay
-	ordered     bool          // messages between two nodes keep their order
-	skewed      bool          // clocks run apart
-	largest     int           // bytes of a message
-	bytes       int           // that were received
-	messages    int
-	keys        []Key    // of all created entries
-	sent        [][]byte // some messages, if keep
-	keep        bool
+	names  int   // number of names
+	skewed bool  // clocks run apart
+	keys   []Key // of all created entries
 }
 
 func newWorld(seed uint64, n int, age time.Duration) *world {
-	w := &world{Rand: rand.New(rand.NewPCG(seed, 9)), life: age, facts: map[Key]*fact{}, names: 10_000,
-		delay: 2 * time.Millisecond, nodes: make([]*life, n), last: map[[2]int]time.Duration{}}
+	w := &world{Network: simnet.New[*life, Message](seed), life: age, facts: map[Key]*fact{}, names: 10_000}
 	for i := range n {
 		w.start(i)
 	}
@@ -249,12 +210,9 @@ func newWorld(seed uint64, n int, age time.Duration) *world {
 
 // start begins a new life of a node.
 func (w *world) start(place int) *life {
-	n := &life{w: w, place: place, rows: map[Key]*row{}, names: map[string]Key{}, ended: map[Key]bool{}}
-	if before := w.nodes[place]; before != nil {
-		before.dead, n.group = true, before.group
-	}
+	n := &life{w: w, rows: map[Key]*row{}, names: map[string]Key{}, ended: map[Key]bool{}}
 	if w.skewed {
-		n.skew = time.Duration(w.Int64N(int64(time.Hour)))
+		n.Skew = time.Duration(w.Int64N(int64(time.Hour)))
 	}
 	n.Machine = NewMachine(n.now(), n, Config[state]{Origin: w.Uint64() | 1, Memory: 2 * w.life, Read: readState,
 		Memories: []Memory{{
@@ -266,71 +224,8 @@ func (w *world) start(place int) *life {
 				}
 			},
 			Take: func(b []byte) { n.memory = append(n.memory, string(b)) }}}})
-	w.nodes[place] = n
+	w.Start(place, n)
 	return n
-}
-
-// run advances the time.
-func (w *world) run(d time.Duration) {
-	for end := w.now + d; ; {
-		next := end
-		for _, n := range w.nodes {
-			next = min(next, n.Wake()-n.skew)
-		}
-		if len(w.flight) > 0 {
-			next = min(next, w.flight[0].at)
-		}
-		w.now = max(w.now, next)
-		for len(w.flight) > 0 && w.flight[0].at <= w.now {
-			f := heap.Pop(&w.flight).(flight)
-			n := w.nodes[f.to]
-			w.bytes += len(f.data)
-			w.messages++
-			n.Receive(n.now(), f.data)
-		}
-		for _, n := range w.nodes {
-			if n.Wake()-n.skew <= w.now {
-				n.tick()
-				for _, m := range n.Step(n.now()) {
-					w.publish(n, m)
-				}
-			}
-		}
-		if w.now >= end {
-			return
-		}
-	}
-}
-
-func (w *world) publish(from *life, m Message) {
-	w.largest = max(w.largest, len(m.Data))
-	if w.keep {
-		w.sent = append(w.sent, m.Data)
-	}
-	for i, n := range w.nodes {
-		if n.group != from.group || m.To != 0 && m.To != n.Origin() {
-			continue // a node receives its own message too
-		}
-		copies := 1
-		if w.Float64() < w.twice {
-			copies = 2
-		}
-		for range copies {
-			if w.Float64() < w.loss {
-				continue
-			}
-			w.serial++
-			at := w.now + time.Duration(w.Int64N(int64(w.delay)))
-			if len(w.nodes) > 8 { // fewer steps: each step visits all nodes
-				at = at.Truncate(time.Millisecond) + time.Millisecond
-			}
-			if way := [2]int{from.place, i}; w.ordered {
-				at = max(at, w.last[way])
-				w.last[way] = at
-			}
-			heap.Push(&w.flight, flight{at, w.serial, i, m.Data})
-		}
-	}
 }
 
 // create creates an entry on a node.
@@ -342,7 +237,7 @@ func (w *world) create(n *life) Key {
 	k := n.NewKey()
 	n.rows[k], n.names[name] = &row{counters: counters{}, name: name, until: n.now() + w.life}, k
 	n.Put(n.now(), k, false)
-	w.facts[k] = &fact{name: name, until: w.now + w.life, created: n, counted: map[*life]uint64{}}
+	w.facts[k] = &fact{name: name, until: w.Now + w.life, created: n, counted: map[*life]uint64{}}
 	w.keys = append(w.keys, k)
 	return k
 }
@@ -361,7 +256,7 @@ func (w *world) count(n *life, k Key) {
 
 // op performs a random operation at a random node.
 func (w *world) op() {
-	n := w.nodes[w.IntN(len(w.nodes))]
+	n := w.Nodes[w.IntN(len(w.Nodes))]
 	if !n.Ready() {
 		return
 	}
@@ -384,36 +279,29 @@ func (w *world) op() {
 	}
 }
 
-// heal ends all faults. Messages in flight arrive.
+// heal ends all faults. Messages keep their order from then on.
 func (w *world) heal() {
-	w.loss, w.twice, w.delay, w.ordered = 0, 0, 2*time.Millisecond, true
-	for _, n := range w.nodes {
-		n.group = 0
-	}
-	for i := range w.flight {
-		w.flight[i].at = min(w.flight[i].at, w.now+w.delay)
-	}
-	heap.Init(&w.flight)
-	clear(w.last)
+	w.Heal()
+	w.Ordered = true
 }
 
 // differ returns a difference between nodes, if any. An entry near its end by age may be present or not.
 func (w *world) differ(late time.Duration) error {
-	near := func(k Key) bool { f := w.facts[k]; return f.until > w.now-late && f.until < w.now+late }
-	for _, n := range w.nodes {
+	near := func(k Key) bool { f := w.facts[k]; return f.until > w.Now-late && f.until < w.Now+late }
+	for _, n := range w.Nodes {
 		if err := cmp.Or(n.wrong, n.Check()); err != nil {
 			return err
 		}
-		for _, pair := range [][2]*life{{w.nodes[0], n}, {n, w.nodes[0]}} {
+		for _, pair := range [][2]*life{{w.Nodes[0], n}, {n, w.Nodes[0]}} {
 			for k, r := range pair[0].rows {
 				if o := pair[1].rows[k]; !near(k) && (o == nil || !maps.Equal(o.counters, r.counters) || o.name != r.name) {
-					return fmt.Errorf("of %v nodes %d and %d have %+v and %+v", k, pair[0].place, pair[1].place, r, o)
+					return fmt.Errorf("of %v nodes %d and %d have %+v and %+v", k, pair[0].Place, pair[1].Place, r, o)
 				}
 			}
 		}
 		for k := range n.pending {
 			if !near(k) {
-				return fmt.Errorf("node %d: %v is pending", n.place, k)
+				return fmt.Errorf("node %d: %v is pending", n.Place, k)
 			}
 		}
 	}
@@ -425,23 +313,23 @@ func (w *world) check(late time.Duration) error {
 	if err := w.differ(late); err != nil {
 		return err
 	}
-	n := w.nodes[0]
+	n := w.Nodes[0]
 	for k, f := range w.facts {
 		r := n.rows[k]
-		old := f.until <= w.now+late
-		endedByLiving := slices.ContainsFunc(f.ended, func(n *life) bool { return !n.dead })
+		old := f.until <= w.Now+late
+		endedByLiving := slices.ContainsFunc(f.ended, func(n *life) bool { return !n.Dead })
 		other, replaced := n.names[f.name]
 		switch {
-		case r != nil && f.until+late < w.now:
-			return fmt.Errorf("%v of %q lives %v longer than it may", k, f.name, w.now-f.until)
+		case r != nil && f.until+late < w.Now:
+			return fmt.Errorf("%v of %q lives %v longer than it may", k, f.name, w.Now-f.until)
 		case r != nil && endedByLiving:
 			return fmt.Errorf("%v of %q has ended and is there", k, f.name)
-		case r == nil && !old && !f.created.dead && len(f.ended) == 0 && !(replaced && other.Compare(k) > 0) &&
+		case r == nil && !old && !f.created.Dead && len(f.ended) == 0 && !(replaced && other.Compare(k) > 0) &&
 			!w.replaced(k, f):
 			return fmt.Errorf("%v of %q is lost", k, f.name)
 		case r != nil:
 			for by, v := range f.counted {
-				if got := r.counters[by.Origin()]; got > v || got < v && !by.dead {
+				if got := r.counters[by.Origin()]; got > v || got < v && !by.Dead {
 					return fmt.Errorf("%v of %q has count %d of %x, want %d", k, f.name, got, by.Origin(), v)
 				}
 			}
