@@ -24,15 +24,15 @@ func unit(pkg string) string {
 	return pkg
 }
 
-// testkit has helpers for tests. The product imports nothing of it.
-const testkit = "internal/testkit"
+// testHelpers has helpers for tests. The product imports nothing of it.
+const testHelpers = "internal/testkit"
 
 // units returns the imports between the units of the product, as "from --> to".
 func units(t *testing.T) (arrows []string) {
 	product := regexp.MustCompile("^(cmd|internal|pkg)/")
 	for _, a := range imports(t) {
 		from, to, _ := strings.Cut(a, " --> ")
-		if strings.HasPrefix(from, testkit) {
+		if strings.HasPrefix(from, testHelpers) {
 			continue
 		}
 		if from, to = unit(from), unit(to); from != to && product.MatchString(from) && product.MatchString(to) {
@@ -201,8 +201,8 @@ func TestArrowsPointDown(t *testing.T) {
 		if strings.HasPrefix(from, "pkg/") && !public || strings.HasPrefix(to, "cmd/") {
 			t.Errorf("%s points up", a)
 		}
-		if strings.HasPrefix(to, testkit) && regexp.MustCompile("^(cmd|internal|pkg)/").MatchString(from) &&
-			!strings.HasPrefix(from, testkit) {
+		if strings.HasPrefix(to, testHelpers) && regexp.MustCompile("^(cmd|internal|pkg)/").MatchString(from) &&
+			!strings.HasPrefix(from, testHelpers) {
 			t.Errorf("%s: the product imports helpers for tests", a)
 		}
 		// thin commands of the programs

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -146,9 +147,7 @@ func TestAskedAgain(t *testing.T) {
 	})
 	enough := answered.Load() + questions/4
 	ask()
-	for answered.Load() < enough && !t.Failed() { // by the other nodes
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "the other nodes answer", func() bool { return answered.Load() >= enough || t.Failed() })
 	nodes["a"].Kill()
 	asking.Wait()
 	t.Logf("a node is killed: %d of %d queries answered in part; retries: %v", partial.Swap(0), sent.Load(), again)
@@ -173,9 +172,8 @@ func TestAskedAgain(t *testing.T) {
 		})
 	}
 	more := func() {
-		for before := asked.Load(); asked.Load() < before+200 && !t.Failed(); {
-			time.Sleep(time.Millisecond)
-		}
+		enough := asked.Load() + 200
+		testkit.Eventually(t, "200 more queries", func() bool { return asked.Load() >= enough || t.Failed() })
 	}
 	for range 2 {
 		more()

@@ -2,12 +2,12 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -52,16 +52,10 @@ func TestStoreEvents(t *testing.T) {
 	}
 	until := func(what string, prompt []uint32, good func(api.L3) bool) {
 		t.Helper()
-		var a api.Answer
-		for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(
-			20 * time.Millisecond) {
-			var failure *api.Error
-			if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure == nil &&
-				good(a.L3) {
-				return
-			}
-		}
-		t.Fatalf("%s; the last answer: %+v", what, a.L3)
+		harness.Eventually(t, what, func() (bool, string) {
+			a, failure := x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt))
+			return failure == nil && good(a.L3), fmt.Sprintf("%+v, %v", a.L3, failure)
+		})
 	}
 	holds := func(n uint32) func(api.L3) bool {
 		return func(l api.L3) bool { return l.Status == api.L3OK && l.Total == n }

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -60,14 +59,11 @@ func (s *storeOf) until(model string, prompt []uint32, what string, good func(*a
 	s.t.Helper()
 	var a api.Answer
 	var failure *api.Error
-	for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	harness.Eventually(s.t, what, func() (bool, string) {
 		a, failure = s.Query(s.t, "--model", model, "--tokens", harness.CommaList(prompt))
-		if failure == nil && good(&a) {
-			return &a
-		}
-	}
-	s.t.Fatalf("%s; the last answer: %+v, %v", what, a, failure)
-	return nil
+		return failure == nil && good(&a), fmt.Sprintf("%+v, %v", a, failure)
+	})
+	return &a
 }
 
 const dynamoPublishes = `{"backend":"mooncake","page_size":16,"tp_size":2,"pp_size":1,"is_mla_model":true,"is_eagle":false,

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -47,14 +46,10 @@ func TestRegisteredStore(t *testing.T) {
 		t.Helper()
 		var a api.Answer
 		var failure *api.Error
-		for deadline := time.Now().Add(harness.Patience); time.Now().Before(deadline); time.Sleep(
-			50 * time.Millisecond) {
-			if a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt)); failure == nil &&
-				good(&a) {
-				return a
-			}
-		}
-		t.Fatalf("%s; the last answer: %+v, %v", what, a, failure)
+		harness.Eventually(t, what, func() (bool, string) {
+			a, failure = x.Query(t, "--model", "m", "--tokens", harness.CommaList(prompt))
+			return failure == nil && good(&a), fmt.Sprintf("%+v, %v", a, failure)
+		})
 		return a
 	}
 	credit := func(a *api.Answer) string {

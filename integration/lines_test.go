@@ -50,16 +50,14 @@ func TestLines(t *testing.T) {
 	launch := func() (*harness.Process, net.Conn) {
 		p := harness.Start(t, "worker-shim", "run", "--source", "ndjson", "--engine", "ipc://"+socket, "--model", "m",
 			"--block-size", "16", "--nats", x.NATS)
-		for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
-			c, err := net.Dial("unix", socket)
-			if err == nil {
-				t.Cleanup(func() { c.Close() })
-				return p, c
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%v\n%s", err, p.Said())
-			}
-		}
+		var c net.Conn
+		harness.Eventually(t, "the shim listens", func() (bool, string) {
+			var err error
+			c, err = net.Dial("unix", socket)
+			return err == nil, fmt.Sprintf("%v\n%s", err, p.Said())
+		})
+		t.Cleanup(func() { c.Close() })
+		return p, c
 	}
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	say := func(to io.Writer, lines ...string) {
@@ -189,13 +187,14 @@ const dynamoSubject = "namespace.dynamo.component.backend.kv-events"
 // duplicate.
 func publishUntil(t testing.TB, conn *nats.Conn, data []byte, p *harness.Process, said string) {
 	t.Helper()
-	for deadline := time.Now().Add(harness.Patience); !strings.Contains(p.Said(),
-		said); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal(p.Said())
+	harness.Eventually(t, fmt.Sprintf("the shim logs %q", said), func() (bool, string) {
+		output := p.Said()
+		if strings.Contains(output, said) {
+			return true, ""
 		}
 		publishDynamo(t, conn, data)
-	}
+		return false, output
+	})
 }
 
 func publishDynamo(t testing.TB, conn *nats.Conn, data []byte) {

@@ -7,11 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -107,15 +109,10 @@ func TestOperator(t *testing.T) {
 		"copy", file); r.Code != 0 || !strings.Contains(r.Stdout, "of 2 ranks published, with 24 blocks") {
 		t.Fatalf("load: %+v", r)
 	}
-	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(20 * time.Millisecond) {
+	harness.Eventually(t, fmt.Sprintf("the copy has the checksums %q", before), func() (bool, string) {
 		got := checksums(t, x.NATS, "--namespace copy")
-		if strings.Join(got, " ") == strings.Join(before, " ") {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the copy has %q, the original %q", got, before)
-		}
-	}
+		return slices.Equal(got, before), fmt.Sprintf("%q", got)
+	})
 	copied.Stop()
 	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
 		"copy", "/dev/null/x"); r.Code != 2 {
@@ -137,11 +134,7 @@ func TestOperator(t *testing.T) {
 		t.Fatalf("resync: %+v", r)
 	}
 	first.WaitFor("a node requested the engine's holdings again")
-	for deadline := time.Now().Add(harness.Patience); incarnation() == was; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no new incarnation")
-		}
-	}
+	testkit.Eventually(t, "the worker has a new incarnation", func() bool { return incarnation() != was })
 	all()
 	if r := harness.Run(t, "indexer", "resync", "--worker", "w9", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "no shim answered") {

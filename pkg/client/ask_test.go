@@ -18,13 +18,14 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // patience is the time limit for an expected event. A busy machine may stall for minutes.
-const patience = 4 * time.Minute
+const patience = testkit.Patience
 
 // TestRetrySteps steps through random requests. An attempt is always pending or due. Retries happen when required, and
 // not too often.
@@ -162,17 +163,18 @@ func within(t testing.TB, d time.Duration) context.Context {
 
 func startServer(t testing.TB, dir, listen string) *natsserver.Server {
 	t.Helper()
-	for ctx := within(t, patience); ; time.Sleep(10 * time.Millisecond) {
+	var s *natsserver.Server
+	testkit.Eventually(t, "the port is free", func() bool { // a process after fork may still hold the port
+		var err error
 		o := natsserver.Options{Dir: dir, Listen: listen, SyncInterval: time.Minute}
-		s, err := natsserver.Start(ctx, o)
-		if err == nil {
-			t.Cleanup(s.Stop)
-			return s
-		}
-		if !errors.Is(err, natsserver.ErrInUse) || ctx.Err() != nil { // a process after fork may still hold the port
+		s, err = natsserver.Start(within(t, patience), o)
+		if err != nil && !errors.Is(err, natsserver.ErrInUse) {
 			t.Fatal(err)
 		}
-	}
+		return err == nil
+	})
+	t.Cleanup(s.Stop)
+	return s
 }
 
 func connect(t testing.TB, s *natsserver.Server) *jetstream.Conn {
@@ -257,9 +259,8 @@ func TestFindDuringServerRestarts(t *testing.T) {
 		})
 	}
 	more := func() {
-		for before := asked.Load(); asked.Load() < before+100 && !t.Failed(); {
-			time.Sleep(time.Millisecond)
-		}
+		enough := asked.Load() + 100
+		testkit.Eventually(t, "100 more queries", func() bool { return asked.Load() >= enough || t.Failed() })
 	}
 	for range 3 {
 		more()
@@ -326,9 +327,8 @@ func TestFindUntilNodeIsReady(t *testing.T) {
 		_, err := c.Find(within(t, patience), q)
 		ended <- err
 	}()
-	for before := why.count(AgainAbsent); why.count(AgainAbsent) < before+2; {
-		time.Sleep(time.Millisecond)
-	}
+	before := why.count(AgainAbsent)
+	testkit.Eventually(t, "the query is repeated", func() bool { return why.count(AgainAbsent) >= before+2 })
 	serve(t, connect(t, s), func(q *Query) (*Answer, *Error) {
 		if q.Model == "never" || why.count(AgainRefused) == 0 {
 			return nil, api.Errorf(api.CodeNotReady, "1 of 3 partitions is not restored")
@@ -424,9 +424,7 @@ func TestHedgedRequestsKeepToTheirBudget(t *testing.T) {
 			}
 		})
 	}
-	for why.count(AgainSlow) == 0 && asking.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "a query is repeated", func() bool { return why.count(AgainSlow) > 0 })
 	time.Sleep(2 * time.Second) // enough for three retries of each query without a budget
 	enough()
 	clients.Wait()

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
@@ -356,15 +357,10 @@ func TestMooncakeIsWatched(t *testing.T) {
 	expect("connection")
 	f.SetRole("standby")
 	expect("its role")
-	for deadline := time.Now().Add(patience); ; {
+	testkit.Eventually(t, "the standby refuses", func() (bool, string) {
 		_, _, err := m.Exists(soon(t), []string{"a"})
-		if errors.Is(err, ErrStandby) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("a standby replies: %v", err)
-		}
-	}
+		return errors.Is(err, ErrStandby), fmt.Sprint(err)
+	})
 	cancel()
 	<-ended
 }

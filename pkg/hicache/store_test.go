@@ -5,11 +5,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // patience is the time limit for an expected event. A busy machine may stall for minutes.
-const patience = 4 * time.Minute
+const patience = testkit.Patience
 
 func soon(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -295,12 +295,7 @@ func TestBucketAckLost(t *testing.T) {
 			rev, err = deaf.Commit(w.ctx, nil, Value{manifestKey(0), []byte("mine")}, 0)
 			done <- err
 		}()
-		for {
-			if _, err := b.Latest(w.ctx, manifestKey(0)); err == nil {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
+		w.awaitKey(b, manifestKey(0))
 		px.deaf.Store(false)
 		px.cut()
 		if err := <-done; err != nil || rev != 1 {

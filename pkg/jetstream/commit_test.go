@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // paced returns a commit that goes value by value, with pauses: 20 values, together more than a batch.
@@ -25,16 +27,13 @@ const pacedBytes = 200_000
 // awaitKey waits until a running commit has stored a value.
 func (w *world) awaitKey(b *Bucket, key string) {
 	w.t.Helper()
-	for {
+	testkit.Eventually(w.t, key+" is stored", func() bool {
 		_, err := b.Latest(w.ctx, key)
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, ErrNotFound) {
 			w.t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return err == nil
+	})
 }
 
 // keysBut returns the keys of the bucket without the keys of some values.

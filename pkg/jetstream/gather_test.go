@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -40,7 +41,7 @@ func TestGather(t *testing.T) {
 		}
 	}
 	var got []string
-	for deadline := time.Now().Add(patience); len(got) < 2 && time.Now().Before(deadline); {
+	testkit.Eventually(t, "two replies", func() bool {
 		replies, err := w.c.gather(w.ctx, 500*time.Millisecond, message("kv.v1.test.ctl.0", ContentJSON, []byte("hello")), "")
 		if err != nil {
 			t.Fatal(err)
@@ -49,7 +50,8 @@ func TestGather(t *testing.T) {
 		for _, r := range replies {
 			got = append(got, string(r.Body))
 		}
-	}
+		return len(got) >= 2
+	})
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"0 hello", "1 hello"}) {
 		t.Fatalf("answers %q", got)

@@ -11,12 +11,13 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // patience bounds every wait of a test. The machine may stand still for minutes.
-const patience = 4 * time.Minute
+const patience = testkit.Patience
 
 // ctxFor returns a context with a generous deadline.
 func ctxFor(t testing.TB) context.Context {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -347,9 +348,8 @@ func TestPublishAckLost(t *testing.T) {
 			_, err := p.Publish(w.ctx, numbered(n+1, n))
 			done <- err
 		}()
-		for w.info().Last <= events.StreamSeq(n) {
-			time.Sleep(time.Millisecond)
-		}
+		stored := func(n int) bool { return w.info().Last > events.StreamSeq(n) }
+		testkit.Eventually(t, "a message is stored", func() bool { return stored(n) })
 		px.deaf.Store(false)
 		px.cut()
 		if err := <-done; err != nil {
@@ -364,9 +364,7 @@ func TestPublishAckLost(t *testing.T) {
 			_, err := p.Publish(ctx, numbered(2*n+1, n))
 			done <- err
 		}()
-		for w.info().Last <= events.StreamSeq(2*n) {
-			time.Sleep(time.Millisecond)
-		}
+		testkit.Eventually(t, "a message of the second batch is stored", func() bool { return stored(2 * n) })
 		cancel()
 		if err := <-done; !errors.Is(err, ErrUnavailable) {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // contentMsgpack is a content type other than JSON.
@@ -52,16 +53,13 @@ func wantCode(t testing.TB, err error, code int) {
 func waitStats(t testing.TB, client *Conn, want string) {
 	t.Helper()
 	ctx := ctxFor(t)
-	for {
+	testkit.Eventually(t, "the statistics have "+want, func() (bool, string) {
 		stats, err := client.Request(ctx, "$SRV.STATS.test", "", nil)
 		if err != nil {
 			t.Fatalf("%s, want %s: %v", stats.Body, want, err)
 		}
-		if strings.Contains(string(stats.Body), want) {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return strings.Contains(string(stats.Body), want), string(stats.Body)
+	})
 }
 
 func TestService(t *testing.T) {
@@ -177,26 +175,21 @@ func TestServiceBusyAndLate(t *testing.T) {
 	for range 4 {
 		wantCode(t, <-answers, CodeBusy)
 	}
-	for busy.Load() < 4 && ctx.Err() == nil { // each is counted after it was sent
-		time.Sleep(time.Millisecond)
-	}
+	// each is counted after it was sent
+	testkit.Eventually(t, "four requests are refused", func() bool { return busy.Load() >= 4 })
 	time.Sleep(soon) // the service counts from the arrival of the request, before it refused the later ones
 	close(release)
 	if err := <-first; err != nil {
 		t.Fatal(err)
 	}
-	for expired.Load() == 0 && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "a request expires", func() bool { return expired.Load() > 0 })
 	if _, err := client.Request(ctx, "t.slow", "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if len(answers) > 0 {
 		t.Fatalf("a late answer: %v", <-answers)
 	}
-	for ended.Load() < 7 && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "seven requests end", func() bool { return ended.Load() >= 7 })
 	if ended.Load() != 7 || busy.Load() != 4 || expired.Load() != 1 {
 		t.Errorf("of 7 requests %d ended, %d busy, %d expired", ended.Load(), busy.Load(), expired.Load())
 	}
@@ -276,14 +269,11 @@ func TestServiceRefuses(t *testing.T) {
 	go ask(nil)
 	<-entered
 	go ask(make([]byte, 200)) // a single request may be larger
-	waits := func() bool {
+	testkit.Eventually(t, "a request waits", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.jobs) > 0
-	}
-	for !waits() && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	})
 	want("t.slow", []byte("x"), nil, CodeBusy, "all workers (1) are busy, and 0 MiB of requests are waiting")
 	close(release)
 	for range 2 {
@@ -420,9 +410,7 @@ func TestServiceDrains(t *testing.T) {
 	for range 20 {
 		next := instance(server)
 		before := asked.Load()
-		for asked.Load() < before+20 && ctx.Err() == nil {
-			time.Sleep(time.Millisecond)
-		}
+		testkit.Eventually(t, "20 more requests", func() bool { return asked.Load() >= before+20 })
 		current.Stop(ctx)
 		current.Stop(ctx)
 		current = next

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestSimulateEndsWell ends a simulated engine many times in the middle of its work, as SIGTERM does. The end is not an
@@ -35,13 +37,10 @@ func TestPrintPrompt(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.run(ctx, slog.New(slog.DiscardHandler)) }()
 	var text []byte
-	for text == nil {
-		text, _ = os.ReadFile(file) // wait for the file
-		time.Sleep(time.Millisecond)
-		if len(ended) > 0 {
-			break
-		}
-	}
+	testkit.Eventually(t, "the file is written", func() bool {
+		text, _ = os.ReadFile(file)
+		return text != nil || len(ended) > 0
+	})
 	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/internal/choose/queue"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -57,18 +58,13 @@ func (f *fleet) free(t *testing.T, id string) {
 // pending waits until n requests wait.
 func (f *fleet) pending(t *testing.T, n int) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Microsecond) {
+	testkit.Eventually(t, fmt.Sprintf("%d requests wait", n), func() (bool, string) {
 		list, err := f.service.Loads(t.Context(), &api.LoadsRequest{Model: "m"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if list.Models[0].PendingCount == n {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d wait, want %d", list.Models[0].PendingCount, n)
-		}
-	}
+		return list.Models[0].PendingCount == n, fmt.Sprint(list.Models[0].PendingCount)
+	})
 }
 
 type outcome struct {
@@ -123,16 +119,12 @@ func TestRequestWaits(t *testing.T) {
 	if _, err := f.service.Select(t.Context(), request("late", 20)); err != nil {
 		t.Errorf("a request that stopped waiting is booked: %v", err)
 	}
-	until := time.Now().Add(time.Minute)
-	for running := true; running; time.Sleep(100 * time.Microsecond) {
-		f.service.room.mu.Lock()
-		running = f.service.room.running
-		f.service.room.mu.Unlock()
-		if time.Now().After(until) {
-			t.Fatal("the goroutine runs without waiting requests")
-		}
+	testkit.Eventually(t, "the goroutine ends without waiting requests", func() bool {
 		loop.Wake(f.service.room.changed)
-	}
+		f.service.room.mu.Lock()
+		defer f.service.room.mu.Unlock()
+		return !f.service.room.running
+	})
 }
 
 // TestDetailsOfTheLastDecision: the details are of the last decision alone. A request that would overtake another is

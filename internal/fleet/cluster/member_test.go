@@ -244,11 +244,7 @@ func TestUrgentAnnouncements(t *testing.T) {
 	ended := make(chan error, 2)
 	until := func(name, what string, ok func(*View) bool) {
 		t.Helper()
-		for ; !ok(members[name].View()); time.Sleep(time.Millisecond) {
-			if ctx.Err() != nil {
-				t.Fatalf("%s does not receive: %s", name, what)
-			}
-		}
+		testkit.Eventually(t, fmt.Sprintf("%s: %s", name, what), func() bool { return ok(members[name].View()) })
 	}
 	go func() { ended <- members["a"].Run(live) }() // the announced service makes new models urgent
 	until("a", "b is there", func(v *View) bool { return len(v.Peers) == 1 && v.Self.Ready.Has(1) })

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -326,9 +327,8 @@ func (f *fleet) settled() {
 	}
 	f.mu.Unlock()
 	slices.Sort(names)
-	var why string
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		why = ""
+	testkit.Eventually(f, "the nodes serve their partitions", func() (bool, string) {
+		why := ""
 		for p := range events.Partition(fleetPartitions) {
 			want := cluster.Order(names, nil, p)[:cluster.Replication(len(names), 2)]
 			for _, name := range names {
@@ -343,11 +343,8 @@ func (f *fleet) settled() {
 				}
 			}
 		}
-		if why == "" {
-			return
-		}
-	}
-	f.Fatal(why)
+		return why == "", why
+	})
 }
 
 // equal compares the replicas of each partition after all published messages are applied.
@@ -471,17 +468,12 @@ func TestSnapshotsMoveToAnotherNode(t *testing.T) {
 	bucket, err := f.ns.OpenSnapshots(f.ctx)
 	f.must(err)
 	for p := range events.Partition(fleetPartitions) {
-		for {
+		testkit.Eventually(t, fmt.Sprintf("b writes partition %d", p), func() (bool, string) {
 			_, err := bucket.Latest(f.ctx, snapshot.ManifestKey(p))
-			if err == nil && a.member.View().Writer[p] == "b" && b.member.View().Writer[p] == "b" {
-				break
-			}
-			if f.ctx.Err() != nil {
-				t.Fatalf("partition %d is written by %s as a sees it, and %s as b does; in the bucket: %v", p,
-					a.member.View().Writer[p], b.member.View().Writer[p], err)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			a, b := a.member.View().Writer[p], b.member.View().Writer[p]
+			return err == nil && a == "b" && b == "b",
+				fmt.Sprintf("the writer is %s on a, and %s on b; in the bucket: %v", a, b, err)
+		})
 	}
 	status, err := a.node.Status(f.ctx)
 	f.must(err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -17,15 +18,10 @@ func TestScrapesDoNotWait(t *testing.T) {
 	w.startShim()
 	w.grow(3)
 	want := w.awaitAll()
-	for { // until the writer has counted the blocks
-		if s, _ := w.node.Recent(); s.Index.Blocks == want.Index.Blocks {
-			break
-		}
-		if w.ctx.Err() != nil {
-			t.Fatal("the writer has not counted")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Eventually(t, "the writer counts the blocks", func() bool {
+		s, _ := w.node.Recent()
+		return s.Index.Blocks == want.Index.Blocks
+	})
 	at, release := make(chan struct{}), make(chan struct{})
 	left := make(chan error, 1)
 	go func() {

@@ -1,10 +1,12 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -45,28 +47,22 @@ func (w *site) find() api.PartitionStatus {
 // until repeats a query until the partition's status fulfils is.
 func (w *site) until(what string, is func(api.PartitionStatus) bool) api.PartitionStatus {
 	w.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if s := w.find(); is(s) {
-			return s
-		}
-	}
-	w.Fatalf("not %s: %+v; events:\n%s", what, w.find(), w.recorded())
-	return api.PartitionStatus{}
+	var s api.PartitionStatus
+	testkit.Eventually(w, what, func() (bool, string) {
+		s = w.find()
+		return is(s), fmt.Sprintf("%+v; events:\n%s", s, w.recorded())
+	})
+	return s
 }
 
 // awaitState waits until the status has the partition in a state.
 func (w *site) awaitState(want api.PartitionState) {
 	w.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(w, fmt.Sprintf("the partition is %s", want), func() (bool, string) {
 		s, err := w.node.Status(w.ctx)
 		w.must(err)
-		if s.Partitions[0].State == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			w.Fatalf("the partition is %s, want %s; events:\n%s", s.Partitions[0].State, want, w.recorded())
-		}
-	}
+		return s.Partitions[0].State == want, fmt.Sprintf("%s; events:\n%s", s.Partitions[0].State, w.recorded())
+	})
 }
 
 // problems returns the problems of the status, and the notes.

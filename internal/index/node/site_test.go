@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -22,8 +23,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// patience is the limit of all waits in the tests.
-const patience = 4 * time.Minute
+const patience = testkit.Patience
 
 // site is one node with a NATS server of its own and one engine with its shim, all real.
 type site struct {
@@ -206,26 +206,21 @@ func (w *site) grow(n int) {
 // awaitAll waits until the node serves, has the whole prompt on the worker, and has no problems.
 func (w *site) awaitAll() *api.Status {
 	w.Helper()
-	var a *api.Answer
 	var s *api.Status
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		var err error
-		if a, err = w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt}); err != nil {
-			continue
+	testkit.Eventually(w, fmt.Sprintf("the worker has %d blocks", len(w.prompt)/4), func() (bool, string) {
+		a, err := w.node.Find(w.ctx, &api.Query{Model: "m", Tokens: w.prompt})
+		if err != nil {
+			return false, err.Error()
 		}
 		if len(a.Workers) == 1 && int(a.Workers[0].Device) > len(w.prompt)/4 {
 			w.Fatalf("the worker is credited with absent blocks: %+v", a)
 		}
 		s, err = w.node.Status(w.ctx)
 		w.must(err)
-		if len(a.Workers) == 1 && int(a.Workers[0].Device) == len(w.prompt)/4 &&
-			s.Partitions[0].State == api.PartitionServing {
-			return s
-		}
-	}
-	w.Fatalf("%d blocks should be there; the last answer was %+v; the status %+v; events:\n%s", len(w.prompt)/4, a, s,
-		w.recorded())
-	return nil
+		return len(a.Workers) == 1 && int(a.Workers[0].Device) == len(w.prompt)/4 &&
+			s.Partitions[0].State == api.PartitionServing, fmt.Sprintf("%+v; status %+v; events:\n%s", a, s, w.recorded())
+	})
+	return s
 }
 
 func (w *site) snapshot() {

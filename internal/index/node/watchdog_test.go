@@ -13,6 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -107,14 +108,10 @@ func TestSnapshotBucketDeletedUnderALiveNode(t *testing.T) {
 			if !mends {
 				w.must(create(w.ctx))
 			}
-			deadline := time.Now().Add(patience)
-			for _, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0)); err != nil; {
-				if time.Now().After(deadline) {
-					t.Fatalf("there is no snapshot: %v\n%s", err, w.recorded())
-				}
-				time.Sleep(10 * time.Millisecond)
-				_, err = w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
-			}
+			testkit.Eventually(t, "there is a snapshot", func() (bool, string) {
+				_, err := w.bucket.Latest(w.ctx, snapshot.ManifestKey(0))
+				return err == nil, fmt.Sprintf("%v\n%s", err, w.recorded())
+			})
 			if logged := strings.Contains(w.recorded(), "snapshot bucket recreated"); logged != mends {
 				t.Errorf("events:\n%s", w.recorded())
 			}
@@ -132,11 +129,10 @@ func TestSnapshotBucketDeletedUnderALiveNode(t *testing.T) {
 // awaitEvent waits until an event is logged.
 func (w *site) awaitEvent(word string) {
 	w.Helper()
-	for deadline := time.Now().Add(patience); !strings.Contains(w.recorded(), word); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			w.Fatalf("no event with %q:\n%s", word, w.recorded())
-		}
-	}
+	testkit.Eventually(w, fmt.Sprintf("an event has %q", word), func() (bool, string) {
+		events := w.recorded()
+		return strings.Contains(events, word), events
+	})
 }
 
 // awaitAfter is awaitAll after an event.
@@ -171,16 +167,14 @@ func TestLogPurgedPastTheNode(t *testing.T) {
 // awaitLog waits until the log has n messages, and returns the last one's sequence.
 func (w *site) awaitLog(n events.StreamSeq) events.StreamSeq {
 	w.Helper()
-	before := w.node.applied(0)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	before, last := w.node.applied(0), events.StreamSeq(0)
+	testkit.Eventually(w, "the log grows", func() bool {
 		info, err := w.ns.StreamInfo(w.ctx, 0)
 		w.must(err)
-		if info.Last > before {
-			return info.Last
-		}
-	}
-	w.Fatal("the log does not grow")
-	return 0
+		last = info.Last
+		return last > before
+	})
+	return last
 }
 
 // TestServerRestoredFromAnOlderCopy removes the end of the log under all clients. The shim would detect the loss at its
@@ -329,12 +323,12 @@ func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
 	w.start()
 	s := w.awaitAfter("resynced")
 	w.expect("rejected: unreadable", "are gone, and no snapshot replaces them")
-	for deadline := time.Now().Add(patience); len(s.Problems) > 0 &&
-		time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(t, "there are no problems", func() (bool, string) {
 		s = w.awaitAll() // the node's standstill is a problem until its next measurement
-	}
-	if s.Snapshots.Rejected["unreadable"] != 2 || s.Resyncs.Answered == 0 || len(s.Problems) != 0 {
-		t.Errorf("counted %+v, %+v; problems %q", s.Snapshots, s.Resyncs, s.Problems)
+		return len(s.Problems) == 0, fmt.Sprintf("%q", s.Problems)
+	})
+	if s.Snapshots.Rejected["unreadable"] != 2 || s.Resyncs.Answered == 0 {
+		t.Errorf("counted %+v, %+v", s.Snapshots, s.Resyncs)
 	}
 }
 
@@ -357,17 +351,13 @@ func seenInItsMiddle(t *testing.T) *site {
 // awaitPartial waits until the node reports missing events of the rank.
 func (w *site) awaitPartial() {
 	w.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(w, "the node reports the missing events", func() (bool, string) {
 		s, err := w.node.Status(w.ctx)
 		w.must(err)
-		if s.Partitions[0].State == api.PartitionResync && len(s.Problems) == 1 &&
-			strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)") {
-			return
-		}
-		if time.Now().After(deadline) {
-			w.Fatalf("status %+v; events:\n%s", s, w.recorded())
-		}
-	}
+		return s.Partitions[0].State == api.PartitionResync && len(s.Problems) == 1 &&
+				strings.Contains(s.Problems[0], "resync needed: events of 1 ranks are missing (w1/0)"),
+			fmt.Sprintf("status %+v; events:\n%s", s, w.recorded())
+	})
 }
 
 // TestRankSeenInItsMiddle keeps the mark of a rank with an unseen beginning over a restart, until its shim repeats the
@@ -410,18 +400,14 @@ func TestForgottenByAnOperator(t *testing.T) {
 	}
 	gone := func() {
 		t.Helper()
-		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		testkit.Eventually(t, "the worker is gone", func() (bool, string) {
 			s, err := w.node.Status(w.ctx)
 			w.must(err)
 			list, err := w.node.Workers(w.ctx, api.WorkersRequest{})
 			w.must(err)
-			if s.Partitions[0].State == api.PartitionServing && len(s.Problems) == 0 && len(list.Workers) == 0 {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("status %+v; workers %+v; events:\n%s", s, list, w.recorded())
-			}
-		}
+			return s.Partitions[0].State == api.PartitionServing && len(s.Problems) == 0 && len(list.Workers) == 0,
+				fmt.Sprintf("status %+v; workers %+v; events:\n%s", s, list, w.recorded())
+		})
 	}
 	gone()
 	w.expect("resynced")
@@ -462,17 +448,12 @@ func TestSnapshotsAreDue(t *testing.T) {
 			w.startShim()
 			written := func(want uint64) {
 				t.Helper()
-				for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+				testkit.Eventually(t, "a snapshot is written", func() (bool, string) {
 					s, err := w.node.Status(w.ctx)
 					w.must(err)
-					if s.Snapshots.Written >= want && s.Partitions[0].SnapshotSeq == s.Partitions[0].Seq &&
-						s.Partitions[0].Seq > 0 {
-						return
-					}
-					if time.Now().After(deadline) {
-						t.Fatalf("%d are written: %+v", s.Snapshots.Written, s.Partitions[0])
-					}
-				}
+					return s.Snapshots.Written >= want && s.Partitions[0].SnapshotSeq == s.Partitions[0].Seq &&
+						s.Partitions[0].Seq > 0, fmt.Sprintf("%d are written: %+v", s.Snapshots.Written, s.Partitions[0])
+				})
 			}
 			w.grow(10)
 			w.awaitAll()
@@ -538,21 +519,17 @@ func TestRoom(t *testing.T) {
 		t.Fatal("there was room")
 	}
 	var s *api.Status
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	problems := ""
+	testkit.Eventually(t, "the status reports the full bucket", func() (bool, string) {
 		s, err = w.node.Status(w.ctx)
 		w.must(err)
-		problems := strings.Join(s.Problems, "\n")
-		if strings.Contains(problems, "the snapshot bucket is 8") ||
-			strings.Contains(problems, "the snapshot bucket is 9") {
-			if !strings.Contains(problems, "the snapshot was not written") || s.Snapshots.Failed != 1 ||
-				s.SnapshotBucket.Limit != full.Bytes+1000 {
-				t.Fatalf("status %+v", s)
-			}
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("status %+v", s)
-		}
+		problems = strings.Join(s.Problems, "\n")
+		return strings.Contains(problems, "the snapshot bucket is 8") ||
+			strings.Contains(problems, "the snapshot bucket is 9"), fmt.Sprintf("%+v", s)
+	})
+	if !strings.Contains(problems, "the snapshot was not written") || s.Snapshots.Failed != 1 ||
+		s.SnapshotBucket.Limit != full.Bytes+1000 {
+		t.Fatalf("status %+v", s)
 	}
 	if info, err := w.ns.StreamInfo(w.ctx, 0); err != nil || info.First != 1 {
 		t.Fatalf("the log begins at %d, %v", info.First, err)

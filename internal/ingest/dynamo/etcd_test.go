@@ -12,9 +12,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/etcd"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // etcdServer simulates the part of etcd's gateway that a reader of a prefix uses.
@@ -180,12 +180,10 @@ func TestEtcd(t *testing.T) {
 	}()
 	until := func(what string, is func(list []Publisher, wrong []error, err error) bool) {
 		t.Helper()
-		for deadline := time.Now().Add(4 * time.Minute); !is(e.Publishers()); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				list, wrong, err := e.Publishers()
-				t.Fatalf("%s: %d publishers, %v, %v", what, len(list), wrong, err)
-			}
-		}
+		testkit.Eventually(t, what, func() (bool, string) {
+			list, wrong, err := e.Publishers()
+			return is(list, wrong, err), fmt.Sprintf("%d publishers, %v, %v", len(list), wrong, err)
+		})
 	}
 	many := func(n int) func([]Publisher, []error, error) bool {
 		return func(list []Publisher, wrong []error, err error) bool {
@@ -252,10 +250,10 @@ func TestEtcdRefuses(t *testing.T) {
 				defer close(done)
 				e.Run(ctx)
 			}()
-			for err = etcd.ErrNotAsked; errors.Is(err, etcd.ErrNotAsked); {
-				time.Sleep(time.Millisecond)
+			testkit.Eventually(t, "the first request ends", func() bool {
 				_, _, err = e.Publishers()
-			}
+				return !errors.Is(err, etcd.ErrNotAsked)
+			})
 			stop()
 			<-done
 		}

@@ -104,12 +104,11 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	}
 	want := fmt.Sprint([]api.RequestCount{{Transport: "nats", Operation: "find", Outcome: "busy", Count: busy},
 		{Transport: "nats", Operation: "find", Outcome: "ok", Count: ok}})
-	for fmt.Sprint(s.outcomes.Counts()) != want { // requests are counted after the reply
-		if ctx.Err() != nil {
-			t.Fatalf("%v, want %s", s.outcomes.Counts(), want)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	// requests are counted after the reply
+	testkit.Eventually(t, "the counts are "+want, func() (bool, string) {
+		counts := fmt.Sprint(s.outcomes.Counts())
+		return counts == want, counts
+	})
 	if list := s.outcomes.Problems(time.Now()); len(list) != 1 ||
 		!strings.Contains(list[0], fmt.Sprint(busy, " requests were refused as busy")) ||
 		!strings.Contains(list[0], "--query-queue") {
