@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -18,9 +19,10 @@ import (
 // in the configuration of an indexer's own server, with a reload by SIGHUP, and with signed JWTs, without a reload.
 func TestUsersComeAndGo(t *testing.T) {
 	t.Parallel()
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for _, kind := range []string{"embedded", "jwt"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, kind, func(t *testing.T) {
 			dir, addr := t.TempDir(), loopback.Reserve(t)
 			keys, config, resolver := filepath.Join(dir, "keys"), filepath.Join(dir, "nats.conf"), filepath.Join(dir, "jwt")
 			auth := func(args ...string) harness.Result {

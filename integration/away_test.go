@@ -8,9 +8,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -45,17 +45,13 @@ func TestNATSAwayForLong(t *testing.T) {
 
 	server.Kill()
 	// After a single drop, the replay buffer may still have the message. A longer run of drops exceeds the buffer.
-	for deadline := time.Now().Add(harness.Patience); ; {
+	testkit.Eventually(t, "the shim stops reading", func() bool {
 		before := e.State()
 		e.serve(t, 100)
 		now := e.State()
-		if said := uint64(now.NextSeq - before.NextSeq); said > 10 && now.Dropped-before.Dropped == said {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the shim reads on for ever")
-		}
-	}
+		said := uint64(now.NextSeq - before.NextSeq)
+		return said > 10 && now.Dropped-before.Dropped == said
+	})
 	if peak := peakMemory(t, shim); peak > 256<<20 {
 		t.Errorf("the shim has taken %d bytes", peak)
 	}
@@ -120,9 +116,10 @@ func peakMemory(t *testing.T, p *harness.Process) int64 {
 // a hang of the NATS server, for any drain time.
 func TestStopWhileNATSIsAway(t *testing.T) {
 	t.Parallel()
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for name, away := range map[string]os.Signal{"gone": syscall.SIGKILL, "hangs": syscall.SIGSTOP} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, name, func(t *testing.T) {
 			addr := loopback.Reserve(t)
 			server := harness.Start(t, "nats-server", "-js", "-sd", t.TempDir(), "-a", "127.0.0.1", "-p",
 				addr[strings.LastIndex(addr, ":")+1:])

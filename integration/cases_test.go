@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/zmtpserver"
@@ -59,10 +60,11 @@ func playCases[C any](t *testing.T, folder string, play func(*testing.T, *harnes
 		t.Fatalf("no cases: %v", err)
 	}
 	x := harness.StartIndexer(t, t.TempDir(), "")
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".json")
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, name, func(t *testing.T) {
 			data, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)

@@ -9,9 +9,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -43,6 +43,8 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 		}
 	}()
 	engine := harness.StartSimEngine(t)
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for i, c := range []struct {
 		name, endpoint string
 		args           []string
@@ -76,8 +78,7 @@ func TestShimSaysWhatItSawAndWhatToDo(t *testing.T) {
 			[]string{"--replay", harness.StartSimEngine(t).Endpoint()}, `PUB\" socket, a DEALER needs`,
 			"this port belongs to the engine's event publisher, perhaps"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, c.name, func(t *testing.T) {
 			p := harness.Start(t, "worker-shim",
 				append([]string{"run", "--engine", c.endpoint, "--worker", fmt.Sprintf("w%d", i), "--model", "m",
 					"--block-size", "16",
@@ -133,14 +134,11 @@ func TestRanks(t *testing.T) {
 	harness.ServePrompt(t, engines[1], prompt[:2*harness.BlockSize])
 	words := strings.Trim(strings.ReplaceAll(fmt.Sprint(prompt), " ", ","), "[]")
 	depth := map[events.Rank]uint32{}
-	for deadline := time.Now().Add(harness.Patience); depth[0] != 4 ||
-		depth[1] != 2; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("ranks hold %v blocks\n%s", depth, p.Said())
-		}
+	harness.Eventually(t, "the ranks hold 4 and 2 blocks", func() (bool, string) {
 		a, _ := x.Query(t, "--model", "m", "--tokens", words)
 		for _, w := range a.Workers {
 			depth[w.Rank] = w.Device
 		}
-	}
+		return depth[0] == 4 && depth[1] == 2, fmt.Sprintf("%v\n%s", depth, p.Said())
+	})
 }

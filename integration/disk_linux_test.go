@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -85,13 +86,14 @@ func TestDiskFull(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out under -short: mounts a small disk, which needs root or user namespaces")
 	}
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for _, c := range []struct {
 		name               string
 		embedded, restarts bool
 	}{{"server in the indexer", true, false}, {"server started on the full disk", true, true}, {"server of its own",
 		false, false}} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, c.name, func(t *testing.T) {
 			if disk, ok := smallDisk(t, "24m"); ok {
 				diskFull(t, disk, c.embedded, c.restarts)
 			}

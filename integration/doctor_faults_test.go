@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/operate/doctor"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
@@ -106,18 +107,14 @@ func (s *staged) provoked(list ...symptom) {
 func TestDoctorFindsFaults(t *testing.T) {
 	t.Parallel()
 	s := &staged{all: map[doctor.Fault]bool{}, mended: map[doctor.Fault]bool{}}
-	whole := t.Run("all", func(t *testing.T) {
-		for name, stage := range map[string]func(*testing.T, *staged){
-			"nats": doctorsNATS, "streams": doctorsStreams, "fleet": doctorsFleet, "stores": doctorsStores,
-			"engines": doctorsEngines, "sources": doctorsSources, "claims": doctorsClaims, "tokenizers": doctorsTokenizers,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				stage(t, s)
-			})
-		}
-	})
-	if !whole {
+	var stages testkit.Group
+	for name, stage := range map[string]func(*testing.T, *staged){
+		"nats": doctorsNATS, "streams": doctorsStreams, "fleet": doctorsFleet, "stores": doctorsStores,
+		"engines": doctorsEngines, "sources": doctorsSources, "claims": doctorsClaims, "tokenizers": doctorsTokenizers,
+	} {
+		stages.Run(t, name, func(t *testing.T) { stage(t, s) })
+	}
+	if stages.Wait(); t.Failed() {
 		return
 	}
 	for _, id := range doctor.Faults() {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -423,9 +424,10 @@ var serverKinds = []string{"embedded", "standalone", "jwt"}
 // TestPermissionMatrix tests every subject with every user, on every kind of server.
 func TestPermissionMatrix(t *testing.T) {
 	t.Parallel()
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for _, kind := range serverKinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, kind, func(t *testing.T) {
 			s := startMatrix(t, kind, nil)
 			ops := operations(t)
 			p, q := partitionIn4(t, "w1"), partitionIn4(t, "w2")
@@ -593,9 +595,10 @@ func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 // TestNoReplyLeavesItsAccount: no request makes a node or JetStream publish where the requester may not.
 func TestNoReplyLeavesItsAccount(t *testing.T) {
 	t.Parallel()
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for _, kind := range serverKinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, kind, func(t *testing.T) {
 			s := startMatrix(t, kind, nil)
 			for _, user := range allUsers[1:] {
 				if hit := s.aim(t, user); len(hit) > 0 {

@@ -45,6 +45,7 @@ func alike(v any) any {
 // that other clients query without the salt. In the second, the tenant has other tokens. All replies to other clients
 // must be equal.
 func TestSaltsAreApart(t *testing.T) {
+	t.Parallel()
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	worlds := [2]map[string]any{}
 	for i, victim := range [2][]uint32{prompt, harness.Tokens(5000, 6*harness.BlockSize)} {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
@@ -22,13 +23,14 @@ func newLives(p *harness.Process) int {
 // other engines until the end, and no message begins an incarnation.
 func TestSeveralEnginesAtOneWorker(t *testing.T) {
 	t.Parallel()
+	var subtests testkit.Group
+	defer subtests.Wait()
 	for name, topics := range map[string][]string{
 		"one topic": {"kv-events", "kv-events", "kv-events"},
 		"no topic":  {"", "", ""},
 		"topics":    {"kv@10.0.0.1:8000@m", "kv@10.0.0.2:8000@m", "kv@10.0.0.3@m"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		subtests.Run(t, name, func(t *testing.T) {
 			x := harness.StartIndexer(t, t.TempDir(), "")
 			shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", "ipc://"+t.TempDir()+"/shim", "--listen",
 				"--worker", "w", "--model", "m", "--block-size", "16")

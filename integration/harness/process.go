@@ -39,7 +39,7 @@ var programs struct {
 }
 
 // atATime is the number of concurrent tests of a package without -parallel: tests mostly wait for programs.
-const atATime = "6"
+const atATime = "8"
 
 // Main runs the tests of a package that starts programs, and removes the built programs. TestMain calls Main.
 func Main(m *testing.M) {
@@ -67,13 +67,10 @@ func Program(t testing.TB, name string) string {
 		if programs.dir, programs.err = os.MkdirTemp("", "kvatlas-programs-"); programs.err != nil {
 			return
 		}
-		for _, pkg := range []string{Module + "cmd/indexer", Module + "cmd/worker-shim",
-			"github.com/nats-io/nats-server/v2"} {
-			out, err := exec.Command("go", "build", "-o", programs.dir+"/", pkg).CombinedOutput()
-			if err != nil {
-				programs.err = fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
-				return
-			}
+		out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", programs.dir+"/", Module+"cmd/indexer",
+			Module+"cmd/worker-shim", "github.com/nats-io/nats-server/v2").CombinedOutput()
+		if err != nil {
+			programs.err = fmt.Errorf("go build: %w\n%s", err, out)
 		}
 	})
 	if programs.err != nil {

@@ -3,6 +3,7 @@ package testkit
 import (
 	"flag"
 	"os"
+	"sync"
 	"testing"
 	"time"
 )
@@ -37,6 +38,15 @@ func Eventually[C func() bool | func() (bool, string)](t testing.TB, what string
 		}
 		time.Sleep(pause)
 	}
+}
+
+// Group runs the subtests of a parallel test concurrently, in the slot of the test. The test defers Wait. Subtests with
+// t.Parallel would start after all other tests of the package, and the longest of them would run alone at the end.
+type Group struct{ sync.WaitGroup }
+
+// Run starts a subtest.
+func (g *Group) Run(t *testing.T, name string, test func(*testing.T)) {
+	g.Go(func() { t.Run(name, test) })
 }
 
 // Rounds returns n, or an eighth of n and at least 1 under the race detector. It shortens random tests without

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 	if settings := os.Getenv(clusterEnv); settings != "" {
 		os.Exit(serveInCluster(settings))
 	}
-	os.Exit(m.Run())
+	testkit.Main(m)
 }
 
 func serveForTest(dir, listen string) int {

@@ -115,7 +115,7 @@ func TestWindowsOverManyNodes(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	for round := range uint64(6) {
+	for round := range uint64(testkit.Rounds(6)) {
 		pick := rand.New(rand.NewPCG(seed, round))
 		x := New(Config{})
 		blocks := 200 + pick.IntN(300)

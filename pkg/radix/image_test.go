@@ -34,7 +34,7 @@ func (m *image) sort() {
 
 // TestImagesRepeat: the unchanged part of an image is the same in the next image, also by way of another index.
 func TestImagesRepeat(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range uint64(testkit.Rounds(40)) {
 		w, ids, first := grown(t, seed)
 		again := &image{}
 		for e, done := w.x.StartExport(ids), false; !done; {
@@ -81,7 +81,7 @@ func TestImagesRepeat(t *testing.T) {
 // TestBrokenImages: the index rejects or accepts a broken image. In either case it is valid after the ranks are
 // dropped, and other ranks are unchanged.
 func TestBrokenImages(t *testing.T) {
-	refused, n := 0, testkit.Rounds(800)
+	refused, n := 0, testkit.Rounds(400)
 	if testing.Short() {
 		n = 300
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
@@ -98,7 +99,7 @@ func draw(rng *rand.Rand) (p pictured) {
 func TestImagesElsewhere(t *testing.T) {
 	rng := rand.New(rand.NewPCG(16, 3))
 	beyond, moved := 0, 0 // matches after an image; cuts where only places differ
-	for range 1500 {
+	for range testkit.Rounds(1500) {
 		size := 1 + rng.IntN(6)
 		h, err := events.NewHasher(uint32(size), events.Space{})
 		if err != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"unsafe"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestArray grows arrays in all kinds of memory next to slices. The contents are equal, also after a mapping is full.
@@ -23,7 +25,7 @@ func TestArray(t *testing.T) {
 			m := &memory{limits: l}
 			defer m.release()
 			rng := rand.New(rand.NewPCG(3, 1))
-			for range 20 {
+			for range testkit.Rounds(20) {
 				a, twin := array[uint64]{}, []uint64(nil)
 				for len(twin) < 40_000 {
 					was := unsafe.SliceData(a.s)

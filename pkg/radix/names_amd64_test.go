@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestNamesByVectors enters the same names into two tables, with vectors and one by one. The tables are equal, slot by
@@ -14,7 +16,7 @@ func TestNamesByVectors(t *testing.T) {
 		t.Skip("this processor has no AVX2")
 	}
 	defer func() { vectors = true }()
-	for seed := range uint64(60) {
+	for seed := range uint64(testkit.Rounds(60)) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		const blocks = 3000
 		engines, slabs := array[uint64]{s: make([]uint64, blocks)}, array[slab]{s: make([]slab, blocks/slabBlocks+1)}

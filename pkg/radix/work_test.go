@@ -338,7 +338,7 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-var requestsWithoutEnd = flag.Int("requests", testkit.Rounds(400_000), "number of requests of TestRequestsWithoutEnd")
+var requestsWithoutEnd = flag.Int("requests", testkit.Rounds(250_000), "number of requests of TestRequestsWithoutEnd")
 
 // TestRequestsWithoutEnd: unlimited requests go through a small capacity, and no rank is ever cleared. A rank stores
 // the missing blocks of a prompt. The oldest blocks leave, and sometimes any block. Removals are remembered until they

@@ -3,12 +3,12 @@ package node
 import (
 	"flag"
 	"fmt"
-	"os"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -16,9 +16,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	flag.Set("rapid.seed", "1")    // the same cases each time; `make explore` uses others
-	flag.Set("test.parallel", "8") // most tests here wait for NATS and for ticks and need little processor time
-	os.Exit(m.Run())
+	flag.Set("rapid.seed", "1") // the same cases each time; `make explore` uses others
+	testkit.Main(m)
 }
 
 // TestPartitionsComeAndGo changes the partitions of a machine: partitions start from a snapshot or from the log's

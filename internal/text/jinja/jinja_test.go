@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // at is the time at which testdata/cases.json was generated.
@@ -198,6 +200,7 @@ func TestLarge(t *testing.T) {
 
 // TestBounds covers templates with endless work, or with more output than memory.
 func TestBounds(t *testing.T) {
+	testkit.Sequential(t)
 	long, keys := strings.Repeat("a", 1<<20), NewDict()
 	for i := range 1000 {
 		keys.Set(fmt.Sprint(i), "x")

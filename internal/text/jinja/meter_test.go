@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // pacer is the context of a rendering. It measures the work and the time between two checks, and is done at a given
@@ -79,7 +81,7 @@ type large struct {
 	work int // minimum work of the call
 }
 
-const largeBytes = 4 << 20
+const largeBytes = 2 << 20
 
 // largeCalls returns calls of all builtins.
 func largeCalls() map[string][]large {
@@ -189,6 +191,7 @@ func equals(text string, of *list, d *Dict) []large {
 // TestBuiltinsCount calls every builtin with several MiB. The builtin counts all work, and ends at the check at which
 // the context is done.
 func TestBuiltinsCount(t *testing.T) {
+	testkit.Sequential(t)
 	all, calls := registered(), largeCalls()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		b, list := all[name], calls[name]
@@ -225,6 +228,7 @@ func TestBuiltinsCount(t *testing.T) {
 
 // TestOperatorsCount evaluates other expressions with several MiB.
 func TestOperatorsCount(t *testing.T) {
+	testkit.Sequential(t)
 	n, d := largeBytes, NewDict()
 	text, name := strings.Repeat("\u4e00bc", n/5), strings.Repeat("x", 60)
 	d.Set(text, "x")
