@@ -5,15 +5,19 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/tools/enginesim"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // BlockSize is the block size of most tests, in tokens.
 const BlockSize = 16
 
-// StartSimEngine starts a simulated engine that runs until the end of the test.
+// StartSimEngine starts a simulated engine that runs until the end of the test. The ports are reserved, so that the
+// engine can restart.
 func StartSimEngine(t testing.TB) *enginesim.Engine {
 	t.Helper()
-	e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: BlockSize, Capacity: 1000})
+	ports := loopback.ReserveRow(t, 2)
+	e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: BlockSize, Capacity: 1000,
+		Endpoint: "tcp://" + ports[0], Replay: "tcp://" + ports[1]})
 	if err != nil {
 		t.Fatal(err)
 	}
