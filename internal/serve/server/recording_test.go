@@ -89,8 +89,8 @@ func TestRecordChoice(t *testing.T) {
 }
 
 // BenchmarkRecordRequest measures the hooks of a request: the choice, the end and the report, with the NATS server in
-// this process. It reports the processor time of the process as the share of a core at 10,000 requests a second, and the
-// bytes of a request in the stream. Off is the same loop with recording off.
+// this process. It reports the processor time of the process as the share of a core at 10,000 requests a second, and
+// the bytes of a request in the stream. Off is the same loop with recording off.
 func BenchmarkRecordRequest(b *testing.B) {
 	on, stream := recordingServer(b)
 	for _, s := range []*Server{{}, on} {
