@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
@@ -18,6 +19,7 @@ func selectCommand() *cobra.Command {
 	var prompt remote.Prompt
 	var r api.SelectRequest
 	var pin, role string
+	var excluded []string
 	var temperature float64
 	cmd := &cobra.Command{
 		Use:   "select --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
@@ -46,6 +48,8 @@ POST /v1/free, or lets it expire.`,
 	f.Float64Var(&r.PriorityJump, "priority-jump", 0,
 		"how many seconds earlier it counts as having come, where requests wait")
 	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
+	f.StringSliceVar(&excluded, "exclude", nil,
+		"do not choose this worker, as for a request that failed there; may be given several times")
 	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
 	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default: that of the nodes)")
 	f.BoolVar(&r.Explain, "explain", false, "show each candidate's cost, and which rule dropped whom")
@@ -57,6 +61,9 @@ POST /v1/free, or lets it expire.`,
 		explain := r.Explain
 		r.Query, r.Book, r.Role = q, r.RequestID != "", routing.Role(role)
 		r.Explain, r.Diagnostic = explain, !r.Book // who books a request by hand sends it
+		for _, worker := range excluded {
+			r.Excluded = append(r.Excluded, events.WorkerID(worker))
+		}
 		if pin != "" {
 			if r.Pinned, err = remote.ParseRank("pin", pin); err != nil {
 				return err

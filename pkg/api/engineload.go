@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -17,6 +18,51 @@ type EngineLoads struct {
 
 	// Requests are changes of requests that foreign routers sent to workers, in order. Answers have none.
 	Requests []RouterRequest `json:"requests,omitempty" msgpack:"requests,omitempty"`
+
+	// Results are ends of requests at workers, from routers that book no requests. Answers have the last failure of each
+	// penalised worker.
+	Results []WorkerResult `json:"results,omitempty" msgpack:"results,omitempty"`
+}
+
+// Result is the end of a request at a worker.
+type Result string
+
+// The results. All except ResultOK are failures of the worker. An answer with a status of 4xx is none.
+const (
+	ResultOK      Result = "ok"
+	ResultRefused Result = "refused" // no connection to the worker
+	ResultBroken  Result = "broken"  // the connection ended before the whole answer
+	ResultStatus  Result = "status"  // an answer with a status of 5xx
+	ResultTimeout Result = "timeout" // no answer in time
+)
+
+// Results lists all results.
+var Results = []Result{ResultOK, ResultRefused, ResultBroken, ResultStatus, ResultTimeout}
+
+// Check returns an error for an unknown result. The error has no code.
+func (r Result) Check() error {
+	if !slices.Contains(Results, r) {
+		return fmt.Errorf("is %.40q, none of %v", string(r), Results)
+	}
+	return nil
+}
+
+// WorkerResult is the end of a request at a worker.
+type WorkerResult struct {
+	Worker events.WorkerID `json:"worker" msgpack:"worker"`
+	Result Result          `json:"result" msgpack:"result"`
+	AgeMS  uint64          `json:"age_ms,omitempty" msgpack:"age_ms,omitempty"` // milliseconds since the end
+}
+
+// Check returns an error for a missing worker or an unknown result. The error has no code.
+func (r *WorkerResult) Check() error {
+	if r.Worker == "" {
+		return errors.New("worker is missing")
+	}
+	if err := r.Result.Check(); err != nil {
+		return fmt.Errorf("result %w", err)
+	}
+	return nil
 }
 
 // RouterRequest is a change of a request that a foreign router sent to a worker.
@@ -71,6 +117,14 @@ func (l *EngineLoads) Check() error {
 	for i := range l.Requests {
 		if err := l.Requests[i].Check(); err != nil {
 			return Errorf(CodeMalformed, "requests[%d]: %v", i, err)
+		}
+	}
+	if len(l.Results) > MaxEngineLoads {
+		return Errorf(CodeTooLarge, "results has %d elements, more than %d", len(l.Results), MaxEngineLoads)
+	}
+	for i := range l.Results {
+		if err := l.Results[i].Check(); err != nil {
+			return Errorf(CodeMalformed, "results[%d]: %v", i, err)
 		}
 	}
 	return nil

@@ -41,7 +41,7 @@ func (r *reader) into(field string, to any) (err error) {
 		*tokenCount, *knownCount, **uint64, *float64, **float64, *mediaHash:
 		return r.intoNumber(field, to)
 	case *[]string, *[]Tiers, *[]events.WorkerID, *[]events.Partition, *[]Hashed, *[]RankPlace, *[]PartitionSeq,
-		*[]events.MediaItem, *[]EngineLoad, *[]QuietSource, *[]RouterRequest:
+		*[]events.MediaItem, *[]EngineLoad, *[]QuietSource, *[]RouterRequest, *[]WorkerResult:
 		return r.intoList(field, to)
 	case *bool:
 		return r.bool(field, to)
@@ -170,6 +170,8 @@ func (r *reader) intoList(field string, to any) error {
 		return readList(r, field, to, MaxQuietSources)
 	case *[]RouterRequest:
 		return readList(r, field, to, MaxEngineLoads)
+	case *[]WorkerResult:
+		return readList(r, field, to, MaxEngineLoads)
 	}
 	return readList(r, field, to.(*[]string), math.MaxInt)
 }
@@ -276,7 +278,7 @@ func (s *SelectRequest) members(list []member) []member {
 		{"model", &q.Model}, {"block_size", (*positiveNumber)(&q.BlockSize)}, {"tokens", &q.Tokens},
 		{"hashes", &q.Hashes}, {"engine_hashes", &q.EngineHashes}, {"lora_name", &q.LoRA}, {"cache_salt", &q.CacheSalt},
 		{"media", &q.Media}, {"sequence_hashes", &s.SequenceHashes}, {"isl_tokens", (*tokenCount)(&s.ISLTokens)},
-		{"workers", &q.Workers}, {"endpoints", &q.Endpoints}, {"min_seq", &q.MinSeq},
+		{"workers", &q.Workers}, {"endpoints", &q.Endpoints}, {"excluded_workers", &s.Excluded}, {"min_seq", &q.MinSeq},
 		{"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
 		{"explain", &q.Explain}, {"diagnostic", &q.Diagnostic}, {"l3", (*string)(&q.L3)},
 		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
@@ -322,6 +324,16 @@ func (r *outputRef) members(list []member) []member {
 	return append((*RequestRef)(r).members(list), member{"decay_fraction", &r.DecayFraction})
 }
 
+// endRef is a RequestRef of OpFree.
+type endRef RequestRef
+
+// Check implements the check of a request.
+func (r *endRef) Check() error { return (*RequestRef)(r).Check() }
+
+func (r *endRef) members(list []member) []member {
+	return append((*RequestRef)(r).members(list), member{"result", (*string)(&r.Result)})
+}
+
 func (l *LoadsRequest) members(list []member) []member {
 	return append(list, member{"model", &l.Model})
 }
@@ -336,7 +348,11 @@ func overrideMembers(o *routing.Overrides) []member {
 }
 
 func (l *EngineLoads) members(list []member) []member {
-	return append(list, member{"loads", &l.Loads}, member{"requests", &l.Requests})
+	return append(list, member{"loads", &l.Loads}, member{"requests", &l.Requests}, member{"results", &l.Results})
+}
+
+func (r *WorkerResult) members(list []member) []member {
+	return append(list, member{"worker", &r.Worker}, member{"result", (*string)(&r.Result)}, member{"age_ms", &r.AgeMS})
 }
 
 func (r *RouterRequest) members(list []member) []member {

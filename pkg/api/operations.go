@@ -189,7 +189,9 @@ var Operations = []*Operation{
 	{
 		Name: OpFree, Routes: post("/v1/free"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
 		Summary: "A booked request has ended", Codes: bookingCodes,
-		method: router(done(Router.Free)),
+		method: router(done(func(r Router, ctx context.Context, q *endRef) error {
+			return r.Free(ctx, (*RequestRef)(q))
+		})),
 	},
 	{
 		Name: OpLoads, Routes: slices.Concat(get("/v1/loads"), post("/v1/loads")), Access: AccessRead,

@@ -46,6 +46,9 @@ type SelectRequest struct {
 	RequestID string `json:"request_id,omitempty" msgpack:"request_id,omitempty"`
 	Book      bool   `json:"book,omitempty" msgpack:"book,omitempty"`
 
+	// Excluded are workers that must not be chosen, such as those at which an earlier try of the request failed.
+	Excluded []events.WorkerID `json:"excluded_workers,omitempty" msgpack:"excluded_workers,omitempty"`
+
 	Policy string       `json:"policy,omitempty" msgpack:"policy,omitempty"` // default: the setting of the service
 	Role   routing.Role `json:"role,omitempty" msgpack:"role,omitempty"`     // default: aggregated and decode workers
 
@@ -184,6 +187,10 @@ type RequestRef struct {
 
 	// DecayFraction, from 0 to 1, is the new weight of the request's own blocks, for OpOutputBlock; nil: unchanged.
 	DecayFraction *float64 `json:"decay_fraction,omitempty" msgpack:"decay_fraction,omitempty"`
+
+	// Result is the end of the request at the worker, for OpFree; empty: unknown. A failure penalises the worker, and a
+	// success ends the penalty.
+	Result Result `json:"result,omitempty" msgpack:"result,omitempty"`
 }
 
 // Done is the answer of operations without another answer.
@@ -379,6 +386,11 @@ func (r *RequestRef) Check() error {
 	}
 	if f := r.DecayFraction; f != nil && !(*f >= 0 && *f <= 1) {
 		return Errorf(CodeMalformed, "decay_fraction is %v, not from 0 to 1", *f)
+	}
+	if r.Result != "" {
+		if err := r.Result.Check(); err != nil {
+			return Errorf(CodeMalformed, "result %v", err)
+		}
 	}
 	return checkID(r.RequestID, true)
 }

@@ -73,7 +73,8 @@ func TestRoutingRequests(t *testing.T) {
 				Query: Query{Model: "m", BlockSize: 16, Hashes: Hashes{1, 2}, Workers: []events.WorkerID{"a", "b"},
 					Explain: true, L3: L3Off, MinSeq: []PartitionSeq{{Partition: 1, Seq: 2}}},
 				SequenceHashes: Hashes{7, 8}, ISLTokens: 40, RequestID: "r1", Book: true, Policy: "dynamo",
-				Role: routing.Decode, Pinned: &routing.Target{Worker: "a", Rank: &rank},
+				Excluded: []events.WorkerID{"c"},
+				Role:     routing.Decode, Pinned: &routing.Target{Worker: "a", Rank: &rank},
 				Affinity: &routing.Target{Worker: "b"}, RequiredTaints: []string{"t"},
 				PreferredTaints: map[string]float64{"u": -0.5, "v": 2}, ExpectedOutputTokens: 9,
 				Overrides: &routing.Overrides{OverlapScoreCredit: &credit, PrefillLoadScale: &weight,
@@ -90,11 +91,13 @@ func TestRoutingRequests(t *testing.T) {
 		OpPrefillComplete: {&RequestRef{Model: "m", RequestID: "r1"}},
 		OpProgress:        {&RequestRef{Model: "m", RequestID: "r1"}},
 		OpOutputBlock:     {&RequestRef{Model: "m", RequestID: "r1", DecayFraction: &fraction}},
-		OpFree:            {&RequestRef{Model: "m", RequestID: "r1"}},
-		OpLoads:           {&LoadsRequest{}, &LoadsRequest{Model: "m"}},
-		OpPotentialLoads:  {&PotentialRequest{Prompt: prompt}},
+		OpFree: {&RequestRef{Model: "m", RequestID: "r1"},
+			&RequestRef{Model: "m", RequestID: "r1", Result: ResultTimeout}},
+		OpLoads:          {&LoadsRequest{}, &LoadsRequest{Model: "m"}},
+		OpPotentialLoads: {&PotentialRequest{Prompt: prompt}},
 		OpEngineLoad: {&EngineLoads{Loads: []EngineLoad{{Worker: "a", Rank: 3, UsedBlocks: &blocks, AgeMS: 7},
-			{Worker: "b", TotalBlocks: &blocks, DecodeBlocks: &blocks, PrefillTokens: &blocks}}}},
+			{Worker: "b", TotalBlocks: &blocks, DecodeBlocks: &blocks, PrefillTokens: &blocks}}},
+			&EngineLoads{Results: []WorkerResult{{Worker: "a", Result: ResultRefused, AgeMS: 3}}}},
 	} {
 		for _, want := range sent {
 			for _, form := range []string{JSON, MsgPack} {
@@ -125,6 +128,8 @@ func TestRoutingRequests(t *testing.T) {
 // TestRoutingRequestsRefused checks the errors of invalid requests of routing.
 func TestRoutingRequestsRefused(t *testing.T) {
 	for _, c := range []struct{ op, body, want string }{
+		{OpFree, `{"model":"m","request_id":"r","result":"bad"}`, `result is "bad", none of [ok refused`},
+		{OpEngineLoad, `{"results":[{"worker":"w"}]}`, `results[0]: result is "", none of`},
 		{OpSelect, `{"model":"m"}`, "neither tokens nor hashes"},
 		{OpSelect, `{"model":"m","tokens":[1],"book":true}`, "book needs a request_id"},
 		{OpSelect, `{"model":"m","tokens":[1],"isl_tokens":2}`, "isl_tokens is 2; there are 1 tokens"},

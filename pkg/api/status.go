@@ -176,12 +176,15 @@ type SessionStatus struct {
 	Unclear   uint64 `json:"unclear,omitempty" msgpack:"unclear,omitempty"`
 }
 
-// ReportCounts counts reports of engines' memory, since the node's start, by result.
+// ReportCounts counts reports of engines' load, and of failed requests, since the node's start, by result.
 type ReportCounts struct {
 	Taken     uint64 `json:"taken" msgpack:"taken"`
 	Late      uint64 `json:"late" msgpack:"late"`           // too old
 	Refused   uint64 `json:"refused" msgpack:"refused"`     // of too many ranks
 	Malformed uint64 `json:"malformed" msgpack:"malformed"` // undecodable messages
+
+	Failures  map[string]uint64 `json:"failures,omitempty" msgpack:"failures,omitempty"`   // of requests at workers, by reason
+	Penalised int               `json:"penalised,omitempty" msgpack:"penalised,omitempty"` // workers now
 }
 
 // RouterRequestCounts counts changes of requests by foreign routers, since the node's start, by result. Requests is the

@@ -196,6 +196,19 @@ func (c *Client) Free(ctx context.Context, model, requestID string) error {
 	return err
 }
 
+// FreeResult is [Client.Free] with the result of the request at its worker. A failure penalises the worker for a moment.
+func (c *Client) FreeResult(ctx context.Context, model, requestID string, result api.Result) error {
+	_, err := call[api.Done](ctx, c, api.OpFree, &RequestRef{Model: model, RequestID: requestID, Result: result})
+	return err
+}
+
+// ReportResult reports the result of a request without a booking at a worker, as FreeResult does for a booked request.
+func (c *Client) ReportResult(ctx context.Context, worker events.WorkerID, result api.Result) error {
+	_, err := call[api.Done](ctx, c, api.OpEngineLoad,
+		&api.EngineLoads{Results: []api.WorkerResult{{Worker: worker, Result: result}}})
+	return err
+}
+
 // Loads returns the loads of the workers of a model, or of all models if the model is empty.
 func (c *Client) Loads(ctx context.Context, model string) (*LoadList, error) {
 	return call[LoadList](ctx, c, api.OpLoads, &api.LoadsRequest{Model: model})

@@ -144,6 +144,39 @@ func TestExtremes(t *testing.T) {
 	}
 }
 
+// TestPenalties: penalised workers are dropped, with a reason, while another candidate is left. Overloaded candidates
+// are not left.
+func TestPenalties(t *testing.T) {
+	penalty := &Penalty{Failures: 3, Reason: "timeout", LeftS: 0.25}
+	full := &Worker{ID: "full", TotalKVBlocks: 10}
+	for _, test := range []struct {
+		candidates []Candidate
+		want       string
+		dropped    []string
+	}{
+		{[]Candidate{{Worker: &Worker{ID: "a"}, Device: 6, Penalty: penalty}, {Worker: &Worker{ID: "b"}}}, "b",
+			[]string{"a penalty is penalised for another 0.2 s: 3 failed requests since its last success, the last one: timeout"}},
+		{[]Candidate{{Worker: &Worker{ID: "a"}, Device: 6, Penalty: penalty}, {Worker: &Worker{ID: "b"}, Penalty: penalty}},
+			"a", nil},
+		{[]Candidate{{Worker: &Worker{ID: "a"}, Penalty: penalty}, {Worker: full, HasLoad: true, ActiveBlocks: 10}}, "a",
+			[]string{"full overload is overloaded: used blocks is 10, above 9"}},
+	} {
+		s := newSelector(t, "dynamo", func(c *Config) { c.ActiveDecodeBlocksThreshold = ptr(0.9) })
+		r := &Request{ISL: 100, BlockSize: 16, Explain: true}
+		choice, err := s.Choose(r, test.candidates, rand.New(rand.NewPCG(1, 2)), new(Scratch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var dropped []string
+		for _, d := range choice.Explanation.Dropped {
+			dropped = append(dropped, fmt.Sprintf("%s %s %s", d.Worker, d.Filter, d.Reason))
+		}
+		if string(choice.Worker) != test.want || !slices.Equal(dropped, test.dropped) {
+			t.Errorf("%s, dropped %q; want %s, %q", choice.Worker, dropped, test.want, test.dropped)
+		}
+	}
+}
+
 // TestRefusals: every refusal has a code, the counts of dropped candidates by filter, and an explanation with reasons.
 func TestRefusals(t *testing.T) {
 	draining := &Worker{ID: "d", State: Draining}
@@ -182,6 +215,9 @@ func TestRefusals(t *testing.T) {
 		{"pinned and not allowed", func(r *Request) {
 			r.Pin, r.Allowed = &Target{Worker: "f"}, []events.WorkerID{"d"}
 		}, `pin_not_allowed: worker "f" is pinned and is not in allowed_worker_ids`, nil},
+		{"excluded", func(r *Request) { r.Excluded = []events.WorkerID{"f", "i"} },
+			`no_workers: no worker may serve the request (of 6 candidates dropped by excluded_workers 5, state 1)`,
+			[]string{"f/0 excluded_workers: is excluded by the request"}},
 		{"none allowed", func(r *Request) { r.Allowed = []events.WorkerID{} },
 			`no_workers: no worker may serve the request (of 6 candidates dropped by allowed_worker_ids 6)`, nil},
 		{"role", func(r *Request) { r.Role = Aggregated }, `no_workers: no worker may serve the request (of 6 ` +

@@ -19,11 +19,12 @@ func (f *filterFunc) Name() string   { return f.name }
 func (f *filterFunc) Filter(v *View) { f.filter(v) }
 
 // eligibility has the filters that run before the filters of a policy. The pin is first, so the LoRA filter sees the
-// pinned worker only and keeps this worker. Overload is last, so a refusal by overload means that all earlier filters
-// have passed.
+// pinned worker only and keeps this worker. A refusal by overload means that all earlier filters have passed. Penalty is
+// last, so it keeps all candidates if only penalised ones remain.
 var eligibility = []Filter{
 	pinned,
 	&filterFunc{"allowed_worker_ids", filterAllowed},
+	&filterFunc{"excluded_workers", filterExcluded},
 	&filterFunc{"endpoints", filterEndpoints},
 	&filterFunc{"role", filterRole},
 	&filterFunc{"state", filterState},
@@ -31,6 +32,43 @@ var eligibility = []Filter{
 	&filterFunc{"required_taints", filterTaints},
 	&filterFunc{"near", filterNear},
 	overload,
+	&filterFunc{"penalty", filterPenalty},
+}
+
+// filterPenalty drops penalised candidates if others remain.
+func filterPenalty(v *View) {
+	penalised := 0
+	for i := range v.Len() {
+		if v.At(i).Penalty != nil {
+			penalised++
+		}
+	}
+	if penalised == 0 || penalised == v.Len() {
+		return
+	}
+	for i := range v.Len() {
+		p := v.At(i).Penalty
+		if p == nil {
+			continue
+		}
+		why := "is penalised for failed requests"
+		if v.Request.Explain {
+			why = fmt.Sprintf("is penalised for another %.1f s: %d failed requests since its last success, the last one: %s",
+				p.LeftS, p.Failures, p.Reason)
+		}
+		v.Drop(i, why)
+	}
+}
+
+func filterExcluded(v *View) {
+	if len(v.Request.Excluded) == 0 {
+		return
+	}
+	for i := range v.Len() {
+		if slices.Contains(v.Request.Excluded, v.At(i).Worker.ID) {
+			v.Drop(i, "is excluded by the request")
+		}
+	}
 }
 
 // filterNear keeps candidates that have one of the taints.

@@ -124,9 +124,20 @@ type Candidate struct {
 	UsedOf            uint64
 	UsedPrefillTokens uint64
 
+	// Penalty describes failed requests of the worker; nil: none. Penalised workers are chosen only if no other candidate
+	// may be chosen.
+	Penalty *Penalty
+
 	// Overlap is the weighted sum of all tiers, in blocks, from a source without depths by tier. The sum counts, also
 	// as the device depth, only if no candidate of the call has a depth of a tier.
 	Overlap float64
+}
+
+// Penalty describes a worker with failed requests. Routers report the failures.
+type Penalty struct {
+	Failures uint64  // since the last success
+	Reason   string  // of the last failure, such as "timeout"
+	LeftS    float64 // the rest of the penalty in seconds
 }
 
 // Guess sets a guessed depth in device memory. The depth must be greater than Device, the confirmed depth. Blocks of
@@ -185,6 +196,7 @@ type Request struct {
 	AffinityBy AffinitySource
 
 	Allowed   []events.WorkerID // nil: all; empty: none
+	Excluded  []events.WorkerID // never chosen: workers at which an earlier try of the request failed
 	Endpoints []string          // allowed serving addresses; nil: all
 
 	RequiredTaints  []string // a worker must have all

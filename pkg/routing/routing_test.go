@@ -118,6 +118,9 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 		}
 	}
 	if rng.IntN(4) == 0 {
+		r.Excluded = []events.WorkerID{events.WorkerID(fmt.Sprintf("w%d", rng.IntN(workers)))}
+	}
+	if rng.IntN(4) == 0 {
 		r.Endpoints = names("e", 4)
 	}
 	for at := uint32(rng.IntN(10)); rng.IntN(3) > 0; at += uint32(rng.IntN(10)) {
@@ -159,8 +162,12 @@ func randomCall(rng *rand.Rand) (*Request, []Candidate) {
 		if rng.IntN(3) > 0 {
 			w.MaxNumBatchedTokens = uint64(rng.IntN(5000))
 		}
+		var penalty *Penalty
+		if rng.IntN(4) == 0 {
+			penalty = &Penalty{Failures: 1, Reason: "timeout", LeftS: 0.5}
+		}
 		for rank := range 1 + rng.IntN(2) {
-			c := Candidate{Worker: w, Rank: events.Rank(rank)}
+			c := Candidate{Worker: w, Rank: events.Rank(rank), Penalty: penalty}
 			if tiered {
 				c.Device, c.Host, c.Disk = uint32(rng.IntN(20)), uint32(rng.IntN(10)), uint32(rng.IntN(10))
 			}

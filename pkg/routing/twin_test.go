@@ -79,6 +79,7 @@ func (t *twin) eligible() map[rankKey]string {
 	if r.Allowed != nil {
 		drop("allowed_worker_ids", func(c *Candidate) bool { return slices.Contains(r.Allowed, c.Worker.ID) })
 	}
+	drop("excluded_workers", func(c *Candidate) bool { return !slices.Contains(r.Excluded, c.Worker.ID) })
 	if r.Endpoints != nil {
 		drop("endpoints", func(c *Candidate) bool { return slices.Contains(r.Endpoints, c.Worker.Endpoint) })
 	}
@@ -132,6 +133,9 @@ func (t *twin) eligible() map[rankKey]string {
 		x := config.ActivePrefillTokensThresholdFrac
 		return x == nil || !over(*x*batch)
 	})
+	if any(func(c *Candidate) bool { return c.Penalty == nil }) {
+		drop("penalty", func(c *Candidate) bool { return c.Penalty == nil })
+	}
 	if r.Affinity != nil && any(matches(r.Affinity)) {
 		drop("affinity_target", matches(r.Affinity))
 	}

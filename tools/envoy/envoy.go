@@ -40,6 +40,7 @@ type Config struct {
 // Envoy is a running Envoy.
 type Envoy struct {
 	URL     string   // for clients
+	Admin   string   // URL of the administration
 	Command []string // the command line
 	cmd     *exec.Cmd
 	ended   chan struct{}
@@ -102,7 +103,7 @@ func Start(ctx context.Context, cfg Config) (*Envoy, error) {
 		close(e.ended)
 	}()
 	for {
-		if e.URL, err = listener(ctx, admin); err == nil {
+		if e.URL, e.Admin, err = listener(ctx, admin); err == nil {
 			return e, nil
 		}
 		select {
@@ -116,19 +117,20 @@ func Start(ctx context.Context, cfg Config) (*Envoy, error) {
 	}
 }
 
-// listener requests the listener's address from Envoy. file has the address of Envoy's administration.
-func listener(ctx context.Context, admin string) (url string, err error) {
-	addr, err := os.ReadFile(admin)
+// listener returns the URLs of the listener and of Envoy's administration. file has the address of the administration.
+func listener(ctx context.Context, file string) (url, admin string, err error) {
+	addr, err := os.ReadFile(file)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+string(addr)+"/listeners?format=json", nil)
+	admin = "http://" + string(addr)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, admin+"/listeners?format=json", nil)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	reply, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer reply.Body.Close()
 	var said struct {
@@ -142,13 +144,13 @@ func listener(ctx context.Context, admin string) (url string, err error) {
 		} `json:"listener_statuses"`
 	}
 	if err := json.NewDecoder(reply.Body).Decode(&said); err != nil {
-		return "", err
+		return "", "", err
 	}
 	if len(said.List) != 1 || said.List[0].Local.Socket.Port == 0 {
-		return "", fmt.Errorf("the listeners are %v", said.List)
+		return "", "", fmt.Errorf("the listeners are %v", said.List)
 	}
 	s := said.List[0].Local.Socket
-	return fmt.Sprintf("http://%s:%d", s.Address, s.Port), nil
+	return fmt.Sprintf("http://%s:%d", s.Address, s.Port), admin, nil
 }
 
 // Stop kills Envoy.

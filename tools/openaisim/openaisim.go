@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -38,6 +39,9 @@ type Engine struct {
 	Options
 	Addr   string
 	server *http.Server
+
+	failure atomic.Int64 // status of all answers to completions; 0: none fails
+	failed  atomic.Int64 // number of failed answers
 
 	mu    sync.Mutex
 	cache *enginesim.Cache // without Serve
@@ -71,6 +75,12 @@ func Start(listen string, o Options) (*Engine, error) {
 
 // Kill ends the engine as a crash does: connections break.
 func (e *Engine) Kill() { e.server.Close() }
+
+// Fail makes the engine answer completions with an error status; 0 ends that.
+func (e *Engine) Fail(status int) { e.failure.Store(int64(status)) }
+
+// Failed returns the number of answers with an error status of Fail.
+func (e *Engine) Failed() int { return int(e.failed.Load()) }
 
 // Begun reports whether the answer to the request with an X-Test-Id has started.
 func (e *Engine) Begun(id string) bool {
@@ -165,6 +175,11 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
 }
 
 func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
+	if status := int(e.failure.Load()); status != 0 {
+		e.failed.Add(1)
+		http.Error(w, `{"error":{"message":"the engine fails"}}`, status)
+		return
+	}
 	q, prompt, ok := e.read(w, r)
 	if !ok {
 		return

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,6 +37,7 @@ type gateway struct {
 	indexer *harness.Indexer
 	engines []*openaisim.Engine
 	url     string
+	admin   string // HOST:PORT of Envoy's administration
 }
 
 // start starts all parts, with three engines and registered workers.
@@ -75,7 +77,7 @@ func startWith(t *testing.T, flags []string, edits ...string) *gateway {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Stop)
-	g.url = e.URL
+	g.url, g.admin = e.URL, strings.TrimPrefix(e.Admin, "http://")
 	harness.Eventually(t, "Envoy passes requests on", func() (bool, string) {
 		a := g.do("GET", "/v1/models", "")
 		return a.status == 200, fmt.Sprint(a)
@@ -284,6 +286,57 @@ func TestEngineDies(t *testing.T) {
 			if g.metric("kvatlas_route_moved_total") == 0 {
 				t.Error("no request was saved by a retry")
 			}
+		})
+	}
+}
+
+// TestEngineFails: an engine answers with 500. Envoy sends each request to another worker, the indexer counts the
+// failures and no longer chooses the worker first, and the worker is chosen again once it has recovered. Without an
+// indexer, Envoy's outlier detection ejects the engine.
+func TestEngineFails(t *testing.T) {
+	for name, edits := range bothModes {
+		t.Run(name, func(t *testing.T) {
+			g := start(t, edits...)
+			prompt := harness.Tokens(1, 40*blockSize)
+			first := g.do("POST", "/v1/completions", completion(false, prompt))
+			sick := slices.IndexFunc(g.engines, func(e *openaisim.Engine) bool { return e.Addr == first.engine })
+			if sick < 0 {
+				t.Fatal(first)
+			}
+			e := g.engines[sick]
+			e.Fail(500)
+			const requests = 60
+			for i := range requests {
+				a := g.do("POST", "/v1/completions", completion(i%2 == 0, append(prompt, harness.Tokens(i*1000, blockSize)...)))
+				if !a.whole(i%2 == 0) || a.engine == e.Addr {
+					t.Fatalf("request %d: %+v", i, a)
+				}
+			}
+			if n := e.Failed(); n == 0 || n > requests/2 {
+				t.Errorf("%d of %d requests were sent to the failing engine", n, requests)
+			}
+			if n := int(g.metric("kvatlas_request_failures_total")); n == 0 || n > e.Failed() {
+				t.Errorf("%d failures are counted; the engine has failed %d times", n, e.Failed())
+			}
+			e.Fail(0)
+			harness.Eventually(t, "the engine serves again", func() (bool, string) {
+				a := g.do("POST", "/v1/completions", completion(false, harness.Tokens(rand.IntN(1<<20)*100_000, 40*blockSize)))
+				return a.engine == e.Addr, fmt.Sprint(a)
+			})
+			g.idle()
+
+			g.indexer.Kill()
+			e.Fail(503)
+			if name != "as deployed" {
+				return // Envoy passes requests on without an indexer in the mode BUFFERED only
+			}
+			harness.Eventually(t, "Envoy ejects the engine", func() (bool, string) {
+				if a := g.do("POST", "/v1/completions", completion(false, prompt)); !a.whole(false) || a.engine == e.Addr {
+					t.Fatalf("%+v", a)
+				}
+				_, stats, err := harness.Request(g.admin, "GET", "/stats?filter=outlier_detection.ejections_enforced_total", "")
+				return err == nil && !strings.HasSuffix(strings.TrimSpace(stats), ": 0"), stats
+			})
 		})
 	}
 }

@@ -121,7 +121,8 @@ func nearPrefill(d *routing.Disaggregation, of *candidates, r *routing.Request) 
 		c := &of.list[i]
 		w := c.Worker
 		if w.Role != routing.Prefill || w.State != routing.Schedulable || r.Allowed != nil &&
-			!slices.Contains(r.Allowed, w.ID) || r.Endpoints != nil && !slices.Contains(r.Endpoints, w.Endpoint) {
+			!slices.Contains(r.Allowed, w.ID) || slices.Contains(r.Excluded, w.ID) ||
+			r.Endpoints != nil && !slices.Contains(r.Endpoints, w.Endpoint) {
 			continue
 		}
 		lacks := func(taint string) bool { return !slices.Contains(w.Taints, taint) }

@@ -52,6 +52,8 @@ type Config struct {
 
 	Engines Engines // the engines' reports of used memory; nil: none
 
+	Penalties Penalties // the workers with failed requests; nil: none
+
 	Sessions *affinity.Service // the workers of sessions; nil: no session affinity
 
 	Guesses Guesses // guesses of held blocks; nil: none
@@ -293,7 +295,7 @@ func (x *scratch) setRequest(r *api.SelectRequest, of *candidates, answer *api.A
 	x.request = routing.Request{
 		ISL: isl, BlockSize: of.blockSize, ExpectedOutputTokens: r.ExpectedOutputTokens,
 		Role: r.Role, LoRA: r.LoRA, Pin: r.Pinned, Affinity: r.Affinity, Allowed: r.Workers,
-		Endpoints:      r.Endpoints,
+		Excluded: r.Excluded, Endpoints: r.Endpoints,
 		RequiredTaints: r.RequiredTaints, Shared: answer.L3.Ranges, Explain: r.Explain,
 	}
 	if r.Overrides != nil {
@@ -315,6 +317,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	s.fill(x, a.of, a.answer)
 	s.weigh(x, a.of, a.r.Model, reuse(a.selector, &x.request))
 	s.reported(x, a.of)
+	s.penalise(x, a.of)
 	s.lap(x, stageLoad)
 	choice, err := a.selector.Choose(&x.request, x.list, x.rng, &x.routing)
 	if err != nil {

@@ -84,7 +84,7 @@ func group(r *api.SelectRequest) uint64 {
 			rank = int(*pin.Rank)
 		}
 	}
-	return xxh3.HashString(fmt.Sprintf("%q %d %q %q %q %q %q %v %d", pin.Worker, rank, r.Workers, r.Endpoints, r.Role,
+	return xxh3.HashString(fmt.Sprintf("%q %d %q %q %q %q %q %q %v %d", pin.Worker, rank, r.Workers, r.Excluded, r.Endpoints, r.Role,
 		r.LoRA, r.RequiredTaints, r.Disaggregated, r.BlockSize))
 }
 

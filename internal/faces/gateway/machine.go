@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/json"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,6 +31,7 @@ const (
 	maxBody           = 8 << 20 // of a request
 	contentTypeHeader = "content-type"
 	pathHeader        = ":path"
+	statusHeader      = ":status"
 
 	// unsupportedFields is a header of requests and responses.
 	unsupportedFields = "x-kvatlas-unsupported-fields"
@@ -60,12 +62,16 @@ type Choice struct {
 
 // Effects are the effects of a message, in the order of the fields.
 type Effects struct {
-	Served          string // address of the answering worker, if not the chosen one
+	Served string   // address of the answering worker, if not the chosen one
+	Failed []string // addresses of workers at which the proxy tried the request before
+
 	PrefillComplete bool
 	Reported        bool // the engine has reported its reuse:
 	CachedTokens    uint64
 	ResponseID      string // id of the response, which later requests may continue; empty without a new id
 	Free            bool   // the request has ended
+
+	Result api.Result // of the request at the answering worker, with Free; empty: unknown
 
 	Replies []*extprocv3.ProcessingResponse
 
@@ -104,17 +110,19 @@ type (
 
 	// waiting waits for the response's headers. The rest of a streamed body without JSON arrives meanwhile.
 	waiting struct {
-		address     string
-		unsupported string // value of the header unsupportedFields; may be empty
-		streamed    bool   // the choice did not need the body, which is not complete yet
+		addresses   []string // the chosen worker and the fallbacks
+		unsupported string   // value of the header unsupportedFields; may be empty
+		streamed    bool     // the choice did not need the body, which is not complete yet
 	}
 
 	// answering waits for the rest of the response.
 	answering struct {
-		own   bool // a response of the proxy itself, which refuses a request before the choice
-		begun bool // a part of the body has arrived
-		usage usage
-		id    responseID
+		own bool // a response of the proxy itself, which refuses a request before the choice
+
+		failure api.Result // of the worker, by the status; empty: none
+		begun   bool       // a part of the body has arrived
+		usage   usage
+		id      responseID
 
 		streamed bool // the request's body is not complete yet
 	}
@@ -172,7 +180,7 @@ func (m *Machine) End() (e Effects) {
 	case *waiting:
 		e.Free = true
 	case *answering:
-		e.Free = !p.own
+		e.Free, e.Result = !p.own, p.failure
 	}
 	m.phase = over{}
 	return e
@@ -258,7 +266,7 @@ func (m *Machine) Chosen(c *Choice) (e Effects) {
 	if !ok {
 		return e // the stream has ended
 	}
-	w := &waiting{c.Addresses[0], strings.Join(c.Unsupported, ","), p.after == beforeDuplex}
+	w := &waiting{c.Addresses, strings.Join(c.Unsupported, ","), p.after == beforeDuplex}
 	m.phase = w
 	to := strings.Join(c.Addresses, ",")
 	set := []*corev3.HeaderValueOption{setHeader(destination, to)}
@@ -343,18 +351,22 @@ func (p *waiting) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects) {
 		e.Replies = append(e.Replies, trailersReply(false))
 		return e
 	case *extprocv3.ProcessingRequest_ResponseHeaders:
-		if by := served(r); by != p.address {
-			e.Served = by
+		if by := served(r); by != "" && (len(p.addresses) == 0 || by != p.addresses[0]) {
+			e.Served, e.Failed = by, p.addresses
+			if at := slices.Index(p.addresses, by); at >= 0 {
+				e.Failed = p.addresses[:at]
+			}
 		}
+		failure := failureOf(header(q.ResponseHeaders, statusHeader))
 		var mutation *extprocv3.CommonResponse
 		if p.unsupported != "" {
 			mutation = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
 				SetHeaders: []*corev3.HeaderValueOption{setHeader(unsupportedFields, p.unsupported)}}}
 		}
 		e.Replies = append(e.Replies, headersReply(true, mutation))
-		m.phase = &answering{streamed: p.streamed}
+		m.phase = &answering{streamed: p.streamed, failure: failure}
 		if q.ResponseHeaders.EndOfStream {
-			m.phase, e.Free = over{}, true
+			m.phase, e.Free, e.Result = over{}, true, failure
 		}
 		return e
 	}
@@ -373,7 +385,7 @@ func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects)
 	case *extprocv3.ProcessingRequest_ResponseBody:
 		b := q.ResponseBody
 		if !p.own {
-			e.PrefillComplete = len(b.Body) > 0 && !p.begun
+			e.PrefillComplete = len(b.Body) > 0 && !p.begun && p.failure == ""
 			p.begun = p.begun || e.PrefillComplete
 			e.CachedTokens, e.Reported = p.usage.read(b.Body)
 			e.ResponseID = p.id.read(b.Body)
@@ -384,18 +396,30 @@ func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects)
 			e.Replies = append(e.Replies, bodyReply(true, nil))
 		}
 		if b.EndOfStream {
-			m.phase, e.Free = over{}, !p.own
+			m.phase, e.Free, e.Result = over{}, !p.own, p.failure
 		}
 		return e
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
 		e.Replies = append(e.Replies, trailersReply(true))
-		m.phase, e.Free = over{}, !p.own
+		m.phase, e.Free, e.Result = over{}, !p.own, p.failure
 		return e
 	}
 	return m.broken(r)
 }
 
 func (over) step(*Machine, *extprocv3.ProcessingRequest) Effects { return Effects{} }
+
+// failureOf returns the failure of a worker that a status of HTTP shows; empty without a failure. A proxy answers 503 or
+// 504 itself if the worker does not answer.
+func failureOf(status string) api.Result {
+	switch code, err := strconv.Atoi(status); {
+	case err != nil || code < 500 || code == 501: // 501: the engine does not have the path
+		return ""
+	case code == 504:
+		return api.ResultTimeout
+	}
+	return api.ResultStatus
+}
 
 // appendChunks appends a body in the form of FULL_DUPLEX_STREAMED. An empty body that is not the end adds no message.
 func appendChunks(

@@ -72,6 +72,10 @@ func message(t *testing.T, words []string) *extprocv3.ProcessingRequest {
 		r.Request = &extprocv3.ProcessingRequest_RequestTrailers{RequestTrailers: &extprocv3.HttpTrailers{}}
 	case "response":
 		h := httpHeaders(end, ":status", "200")
+		if i := slices.Index(words, "status"); i > 0 {
+			h = httpHeaders(end, ":status", words[i+1])
+			words = words[:i]
+		}
 		if len(words) > 1 {
 			r.MetadataContext = metadataOf(destinationSpace, servedKey, words[1])
 		}
@@ -117,9 +121,11 @@ func transcript(e Effects) (list []string) {
 			list = append(list, fmt.Sprintf(format, args...))
 		}
 	}
+	say(len(e.Failed) > 0, "failed %s", strings.Join(e.Failed, " "))
 	say(e.Served != "", "served %s", e.Served)
 	say(e.PrefillComplete, "prefill complete")
 	say(e.CachedTokens > 0, "cached %d", e.CachedTokens)
+	say(e.Result != "", "result %s", e.Result)
 	say(e.Free, "free")
 	for _, r := range e.Replies {
 		meta := r.DynamicMetadata.GetFields()[destinationSpace].GetStructValue().GetFields()[destination].GetStringValue()

@@ -33,6 +33,7 @@ type Bookings interface {
 	PrefillComplete(ctx context.Context, r *api.RequestRef) error
 	Progress(ctx context.Context, r *api.RequestRef) error
 	Free(ctx context.Context, r *api.RequestRef) error
+	EngineLoad(ctx context.Context, l *api.EngineLoads) error
 }
 
 // Config configures the router, the registry and the bounds of a Service. Router, Pool, All and Resolve are required.
@@ -272,6 +273,9 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	if b.ref.RequestID == "" {
 		return
 	}
+	if len(e.Failed) > 0 {
+		s.failed(ctx, b.ref.Model, e.Failed)
+	}
 	if e.Served != "" {
 		s.move(ctx, b, e.Served)
 	}
@@ -286,9 +290,24 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	}
 	if e.Free {
 		b.alive.stop()
+		b.ref.Result = e.Result
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		b.ref.RequestID = ""
 	}
+}
+
+// failed reports failures of the workers at some addresses.
+func (s *Service) failed(ctx context.Context, model string, addresses []string) {
+	var l api.EngineLoads
+	ranks := s.cfg.Pool(model).Ranks
+	for i := range ranks {
+		r := &ranks[i]
+		if slices.Contains(addresses, address(r.Record.Endpoint)) &&
+			!slices.ContainsFunc(l.Results, func(f api.WorkerResult) bool { return f.Worker == r.Instance }) {
+			l.Results = append(l.Results, api.WorkerResult{Worker: r.Instance, Result: api.ResultRefused})
+		}
+	}
+	_ = s.cfg.Bookings.EngineLoad(ctx, &l)
 }
 
 // move books a request on the answering worker instead of the chosen one.

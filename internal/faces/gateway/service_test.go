@@ -144,7 +144,17 @@ func (w *world) PrefillComplete(_ context.Context, r *api.RequestRef) error {
 }
 
 func (w *world) Free(_ context.Context, r *api.RequestRef) error {
+	if r.Result != "" {
+		w.say("the result is %s", r.Result)
+	}
 	w.say("free %s", w.id(r.RequestID))
+	return nil
+}
+
+func (w *world) EngineLoad(_ context.Context, l *api.EngineLoads) error {
+	for _, r := range l.Results {
+		w.say("%s: %s", r.Worker, r.Result)
+	}
 	return nil
 }
 
@@ -204,7 +214,7 @@ func TestChoices(t *testing.T) {
 			[]string{"<- headers", `select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` responses {"input":"hi"}`,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
-				"moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response", "prefill complete r2",
+				"b: refused", "moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response", "prefill complete r2",
 				"bind m resp_1 to c 0 of r2", "<- response-body", "free r2", "<- response-body"},
 		},
 		"a response that continues another": {
@@ -244,8 +254,17 @@ func TestChoices(t *testing.T) {
 			[]string{"<- headers", `select r1 m tokens [] isl 1 lora "" salt "" of ` + all + ` text "hello" `,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
-				"moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response",
+				"b: refused", "moved m", "free r1", "book r2 at c/0 prefill 7 of 7", "<- response",
 				"prefill complete r2", "<- response-body", "free r2"},
+		},
+		"the last fallback answers with an error": {
+			[]string{from, `body {"prompt":[1]}`, "response 10.0.0.1:8000 status 500", "response-body x", "response-body end"},
+			nil,
+			[]string{"<- headers", `select r1 m tokens [1] isl 0 lora "" salt "" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"b: refused", "c: refused", "moved m", "free r1", "book r2 at a/0 prefill 7 of 7", "<- response",
+				"<- response-body", "the result is status", "free r2", "<- response-body"},
 		},
 		"a stranger answers": {
 			[]string{from, `body {"model":"m","messages":[{"role":"user"}]}`, "response 10.7.7.7:80", "response-body x end"},
@@ -254,7 +273,7 @@ func TestChoices(t *testing.T) {
 				`select r1 m tokens [] isl 0 lora "" salt "" of ` + all + ` text "" [{"role":"user"}]`,
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
-				"moved m", "free r1", "<- response", "<- response-body"},
+				"a: refused", "b: refused", "c: refused", "moved m", "free r1", "<- response", "<- response-body"},
 		},
 		"neither": {
 			[]string{from, `body {"model":"m","input":"x"}`}, nil,

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // engines has the engines' reports of their load. A report is published on the subject of the worker, and all nodes
@@ -21,6 +23,7 @@ type engines struct {
 	ns    string
 	log   *slog.Logger
 	table *load.Engines
+	fails *load.Penalties
 	start time.Time
 	loads *load.Service // enters the requests of routers of another make
 
@@ -30,7 +33,8 @@ type engines struct {
 }
 
 func newEngines(conn *jetstream.Conn, ns string, log *slog.Logger) *engines {
-	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), start: time.Now()}
+	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), fails: load.NewPenalties(),
+		start: time.Now()}
 }
 
 func (e *engines) now() time.Duration { return time.Since(e.start) }
@@ -40,15 +44,41 @@ func (e *engines) read(read func(use func(events.RankKey) load.EngineUse)) {
 	e.table.Read(e.now(), read)
 }
 
-func (e *engines) list() *api.EngineLoads { return &api.EngineLoads{Loads: e.table.List(e.now())} }
+// penalties implements [selection.Penalties].
+func (e *engines) penalties(read func(of func(events.WorkerID) *routing.Penalty)) {
+	e.fails.Read(e.now(), read)
+}
+
+func (e *engines) list() *api.EngineLoads {
+	failures := e.fails.List(e.now())
+	slices.SortFunc(failures, func(a, b api.WorkerResult) int { return cmp.Compare(a.Worker, b.Worker) })
+	return &api.EngineLoads{Loads: e.table.List(e.now()), Results: failures}
+}
+
+// ended reports the result of a booked request. A success is of interest only for a worker with failures.
+func (e *engines) ended(model, requestID string, result api.Result) {
+	var worker events.WorkerID
+	e.loads.Read(load.Model{Name: model}, func(t *load.Table) {
+		at, _ := t.Where(requestID)
+		worker = at.Instance
+	})
+	if worker == "" || result == api.ResultOK && !e.fails.Failing(worker) {
+		return
+	}
+	err := e.report(&api.EngineLoads{Results: []api.WorkerResult{{Worker: worker, Result: result}}})
+	if err != nil {
+		e.log.Debug("other nodes do not receive the result of a request", "worker", worker, "result", result, "error", err)
+	}
+}
 
 func (e *engines) counts() *api.ReportCounts {
 	c := e.table.Counts()
-	return &api.ReportCounts{Taken: c.Taken, Late: c.Late, Refused: c.Refused, Malformed: e.malformed.Load()}
+	return &api.ReportCounts{Taken: c.Taken, Late: c.Late, Refused: c.Refused, Malformed: e.malformed.Load(),
+		Failures: e.fails.Counts(), Penalised: len(e.fails.List(e.now()))}
 }
 
-// report enters reports and publishes them to the other nodes. Changes of requests need the same order on all nodes, so
-// they are entered when they arrive over NATS.
+// report enters reports and publishes them to the other nodes. Changes and results of requests need the same order on
+// all nodes, so they are entered when they arrive over NATS.
 func (e *engines) report(l *api.EngineLoads) error {
 	byWorker := map[events.WorkerID]*api.EngineLoads{}
 	of := func(worker events.WorkerID) *api.EngineLoads {
@@ -62,6 +92,9 @@ func (e *engines) report(l *api.EngineLoads) error {
 	}
 	for _, r := range l.Requests {
 		of(r.Worker).Requests = append(of(r.Worker).Requests, r)
+	}
+	for _, r := range l.Results {
+		of(r.Worker).Results = append(of(r.Worker).Results, r)
 	}
 	for worker := range byWorker {
 		if _, err := jetstream.EngineSubject(e.ns, worker); err != nil {
@@ -102,13 +135,15 @@ func (e *engines) receive(r jetstream.Request) {
 		l, err = api.ReadEngineLoads(form, r.Body)
 	}
 	if err == nil && (slices.ContainsFunc(l.Loads, func(l api.EngineLoad) bool { return l.Worker != worker }) ||
-		slices.ContainsFunc(l.Requests, func(r api.RouterRequest) bool { return r.Worker != worker })) {
+		slices.ContainsFunc(l.Requests, func(r api.RouterRequest) bool { return r.Worker != worker }) ||
+		slices.ContainsFunc(l.Results, func(r api.WorkerResult) bool { return r.Worker != worker })) {
 		err = api.Errorf(api.CodeMalformed, "the report names another worker than the subject")
 	}
 	if err == nil {
 		e.table.Take(e.now(), l.Loads)
 		e.enter(l.Requests)
-		if len(l.Loads)+len(l.Requests) == 0 {
+		e.fails.Take(e.now(), l.Results)
+		if len(l.Loads)+len(l.Requests)+len(l.Results) == 0 {
 			var s *api.SourceReport
 			if s, err = api.ReadSourceReport(form, r.Body); err == nil && slices.ContainsFunc(s.Sources, ofStore) {
 				err = api.Errorf(api.CodeMalformed, "the report is of a store, on the subject of a worker")

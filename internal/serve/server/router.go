@@ -96,7 +96,13 @@ func (s *Server) Progress(ctx context.Context, q *api.RequestRef) error {
 
 // PrefillComplete records the end of the prefill of a booked request.
 func (s *Server) PrefillComplete(ctx context.Context, q *api.RequestRef) error {
-	return s.progress(ctx, q, s.selection.PrefillComplete)
+	return s.progress(ctx, q, func(ctx context.Context, q *api.RequestRef) error {
+		err := s.selection.PrefillComplete(ctx, q)
+		if err == nil && s.engines.fails.Any() {
+			s.engines.ended(q.Model, q.RequestID, api.ResultOK)
+		}
+		return err
+	})
 }
 
 // OutputBlock records that a booked request has filled another block with output.
@@ -104,9 +110,14 @@ func (s *Server) OutputBlock(ctx context.Context, q *api.RequestRef) error {
 	return s.progress(ctx, q, s.selection.OutputBlock)
 }
 
-// Free ends a booked request.
+// Free ends a booked request. A failed request penalises its worker.
 func (s *Server) Free(ctx context.Context, q *api.RequestRef) error {
-	return s.progress(ctx, q, s.selection.Free)
+	return s.progress(ctx, q, func(ctx context.Context, q *api.RequestRef) error {
+		if q.Result != "" {
+			s.engines.ended(q.Model, q.RequestID, q.Result)
+		}
+		return s.selection.Free(ctx, q)
+	})
 }
 
 // Loads returns the loads of the workers.

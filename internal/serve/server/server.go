@@ -264,7 +264,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.Sources.Mark = s.registry.MarkAnswer
 	s.selection, err = selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
-		Stage: s.selectionStageHook(), Sessions: s.sessions, Observe: s.recordHook(),
+		Penalties: s.engines.penalties, Stage: s.selectionStageHook(), Sessions: s.sessions, Observe: s.recordHook(),
 		Policy: s.Policy, Routing: s.Routing, Sources: s.Sources,
 	})
 	if err != nil {

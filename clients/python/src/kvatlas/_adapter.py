@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ._client import AsyncClient
+from ._client import AsyncClient, Result
 from ._messages import Selection, SelectRequest
 from .errors import InternalError, KvatlasError, UnavailableError
 
@@ -55,19 +55,19 @@ class Chooser:
                 self.end(request["model"], request["request_id"])
             raise
 
-    def end(self, model: str, request_id: str) -> None:
-        """A booked request has ended. Any thread may say so; nobody waits for it."""
+    def end(self, model: str, request_id: str, result: Result | None = None) -> None:
+        """Ends a booked request, from any thread, without a wait. A failure penalises the worker for a moment."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._free, model, request_id)
+            self._loop.call_soon_threadsafe(self._free, model, request_id, result)
 
-    def _free(self, model: str, request_id: str) -> None:
-        task = asyncio.ensure_future(self._end(model, request_id))
+    def _free(self, model: str, request_id: str, result: Result | None) -> None:
+        task = asyncio.ensure_future(self._end(model, request_id, result))
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
 
-    async def _end(self, model: str, request_id: str) -> None:
+    async def _end(self, model: str, request_id: str, result: Result | None) -> None:
         try:
-            await self._client.free(model, request_id, timeout=max(self._timeout, 5.0))
+            await self._client.free(model, request_id, result=result, timeout=max(self._timeout, 5.0))
         except Exception as e:  # it expires by itself
             log.debug("free %s: %s", request_id, e)
 

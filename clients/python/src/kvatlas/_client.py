@@ -9,7 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from . import _wire
 from ._ask import Transport, ask
@@ -20,6 +20,10 @@ from ._messages import (
 )
 
 T = TypeVar("T")
+
+# The end of a request at a worker: a success; no connection; a connection that ended before the whole answer; a status
+# of 5xx; no answer in time.
+Result = Literal["ok", "refused", "broken", "status", "timeout"]
 
 _WORKERS_PAGE = 500  # ranks at a time
 
@@ -76,9 +80,16 @@ class AsyncClient:
             ref["decay_fraction"] = decay_fraction
         await self._reply("output_block", ref, timeout, once=True)
 
-    async def free(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
-        """A request has ended. It is sent once; what is not freed expires."""
-        await self._reply("free", {"model": model, "request_id": request_id}, timeout, once=True)
+    async def free(self, model: str, request_id: str, *, result: Result | None = None,
+                   timeout: float | None = None) -> None:
+        """Ends a request. The call is sent once, and a request that is not freed expires. A failure in `result` penalises
+        the worker for a moment, and "ok" ends the penalty."""
+        ref = {"model": model, "request_id": request_id, **({"result": result} if result else {})}
+        await self._reply("free", ref, timeout, once=True)
+
+    async def report_result(self, worker: str, result: Result, *, timeout: float | None = None) -> None:
+        """Reports the end of a request without a booking, as `free` does for a request with one."""
+        await self._reply("engine_load", {"results": [{"worker": worker, "result": result}]}, timeout)
 
     async def loads(self, model: str | None = None, *, timeout: float | None = None) -> LoadList:
         """What workers have to do: of one model, or of all."""
@@ -172,9 +183,14 @@ class Client:
         """Reports that a request is still running: `--request-expiry` starts again."""
         self._run(lambda c: c.progress(model, request_id, timeout=timeout))
 
-    def free(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
-        """A request has ended. It is sent once; what is not freed expires."""
-        self._run(lambda c: c.free(model, request_id, timeout=timeout))
+    def free(self, model: str, request_id: str, *, result: Result | None = None, timeout: float | None = None) -> None:
+        """Ends a request. The call is sent once, and a request that is not freed expires. A failure in `result` penalises
+        the worker for a moment, and "ok" ends the penalty."""
+        self._run(lambda c: c.free(model, request_id, result=result, timeout=timeout))
+
+    def report_result(self, worker: str, result: Result, *, timeout: float | None = None) -> None:
+        """Reports the end of a request without a booking, as `free` does for a request with one."""
+        self._run(lambda c: c.report_result(worker, result, timeout=timeout))
 
     def loads(self, model: str | None = None, *, timeout: float | None = None) -> LoadList:
         """What workers have to do: of one model, or of all."""

@@ -154,6 +154,8 @@ class SelectRequest(Prompt):
     """Only these may be chosen."""
     endpoints: Iterable[str] | None = None
     """In place of workers: only those with these serving addresses may be chosen."""
+    excluded_workers: Iterable[str] | None = None
+    """These must not be chosen, such as those at which an earlier try of the request failed."""
     policy: str | None = None
     role: Literal["aggregated", "prefill", "decode"] | None = None
     disaggregated: bool = False

@@ -22,6 +22,7 @@ from litellm.types.router import CustomRoutingStrategyBase
 from litellm.types.utils import all_litellm_params
 
 from ._adapter import Chooser, fields_of, prompt_of
+from ._client import Result
 
 # Names in a request's metadata: its booking, and the workers of its tries.
 _KEY = "kvatlas_booking"
@@ -91,7 +92,8 @@ class KvatlasRouting(CustomRoutingStrategyBase):
         metadata = request.setdefault("metadata", {})
         tried = metadata.setdefault(_TRIED, [])
         selection = await self._chooser.choose(
-            model=name, workers=[w for w in by_worker if w not in tried] or list(by_worker), **prompt)
+            model=name, workers=list(by_worker), **prompt,
+            excluded_workers=[w for w in tried if not all(w in tried for w in by_worker)])
         if selection is None:
             return None
         tried.append(selection.worker)
@@ -118,20 +120,29 @@ class KvatlasRouting(CustomRoutingStrategyBase):
         await self._chooser.close()
 
 
+def _failure(error: Any) -> Result | None:
+    """The failure of a worker that an error of LiteLLM shows; None for an error of the request."""
+    if isinstance(error, litellm.exceptions.Timeout):
+        return "timeout"
+    if isinstance(error, litellm.exceptions.APIConnectionError):
+        return "refused"
+    return "status" if (getattr(error, "status_code", None) or 0) >= 500 else None
+
+
 class _Ends(CustomLogger):
-    """Hears of requests that have ended."""
+    """Receives the ends of requests."""
 
     def __init__(self, chooser: Chooser) -> None:
         super().__init__()
         self._chooser = chooser
 
     async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        self._end(kwargs)
+        self._end(kwargs, "ok")
 
     async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        self._end(kwargs)
+        self._end(kwargs, _failure(kwargs.get("exception")))
 
-    def _end(self, kwargs: Any) -> None:
+    def _end(self, kwargs: Any, result: Result | None) -> None:
         metadata = (kwargs.get("litellm_params") or {}).get("metadata") or {}
         if booking := metadata.get(_KEY):
-            self._chooser.end(booking["model"], booking["request_id"])
+            self._chooser.end(booking["model"], booking["request_id"], result)

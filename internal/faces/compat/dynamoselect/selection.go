@@ -182,7 +182,7 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 	var of *session
 	var affinity *target
 	var pinned *pin
-	var allowed []id
+	var allowed, excluded []id
 	var taints constraints
 	var advisory bool
 	list := append(p.members(),
@@ -194,6 +194,7 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 		member("affinity_target", &affinity, optional, "an object with worker_id"),
 		member("pinned_worker", &pinned, optional, "an object with worker_id and dp_rank"),
 		member("allowed_worker_ids", &allowed, optional, "a list of workers' numbers"),
+		member("excluded_worker_ids", &excluded, optional, "a list of workers' numbers"), // as in its requests to workers
 		member("routing_constraints", &taints, defaulted, "an object with required_taints and preferred_taints"))
 	if !book {
 		list = append(list, member("advisory", &advisory, defaulted, "true or false"))
@@ -240,6 +241,9 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 		if of != nil {
 			q.SessionID = of.id
 		}
+	}
+	for _, worker := range excluded {
+		q.Excluded = append(q.Excluded, events.WorkerID(worker))
 	}
 	if allowed != nil {
 		q.Workers = []events.WorkerID{}
