@@ -23,14 +23,16 @@ type engineAPI struct {
 	*httptest.Server
 	mu      sync.Mutex
 	answers map[string]string
+	asked   map[string]int // requests by path
 }
 
 func startEngineAPI(t *testing.T) *engineAPI {
-	a := &engineAPI{}
+	a := &engineAPI{asked: map[string]int{}}
 	a.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		body, ok := a.answers[r.URL.Path]
+		a.asked[r.URL.Path]++
 		switch {
 		case a.answers == nil:
 			w.WriteHeader(http.StatusServiceUnavailable)

@@ -133,6 +133,11 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 				"adapters it serves; 0: never",
 			cli.Is(func(d time.Duration) bool { return d == 0 || d >= 100*time.Millisecond },
 				"is neither 0 nor at least 100ms")),
+		cli.Var(&s.EngineLoad, "engine-http-load", time.Second,
+			"interval for reading running and waiting requests and used memory from --engine-http (vLLM: /metrics, SGLang: "+
+				"/v1/loads), while an indexer chooses workers; 0: never",
+			cli.Is(func(d time.Duration) bool { return d == 0 || d >= 100*time.Millisecond },
+				"is neither 0 nor at least 100ms")),
 		cli.Var(&s.OnRefused, "on-engine-refused", "clear",
 			"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and "+
 				"the blocks in device and host memory are cleared) or keep (a proxy may refuse)",

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // Limits of a query, the same over every transport.
@@ -548,6 +549,9 @@ type WorkerInfo struct {
 	EngineSince *time.Time  `json:"engine_since,omitempty" msgpack:"engine_since,omitempty"`
 	EngineWhy   string      `json:"engine_why,omitempty" msgpack:"engine_why,omitempty"`
 	CatchingUp  bool        `json:"catching_up,omitempty" msgpack:"catching_up,omitempty"`
+
+	// Reported is the latest report of the engine's load; nil: there is none. Engines report while a node chooses workers.
+	Reported *routing.Reported `json:"reported,omitempty" msgpack:"reported,omitempty"`
 
 	// Record is the registration of the rank, with the result of the check whether the rank may be chosen; nil: not
 	// registered.

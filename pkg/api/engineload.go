@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// EngineLoad is the used memory of a rank by the engine's report, or the load of a rank by a report of a foreign
-// router.
+// EngineLoad is the load of a rank: its memory and requests by the engine's report, or its load by a report of a
+// foreign router.
 type EngineLoad = events.EngineLoad
 
 // EngineLoads has load reports: new reports, or the latest reports of all ranks.

@@ -363,15 +363,17 @@ func (r *RouterRequest) members(list []member) []member {
 	}...)
 }
 
-// engineLoadMembers returns the members of a report. The last five are fields of Dynamo's older ForwardPassMetrics.
+// engineLoadMembers returns the members of a report. The last four are fields of Dynamo's older ForwardPassMetrics.
 // They are read and ignored, so that clients can forward such metrics unchanged.
 func engineLoadMembers(l *EngineLoad) []member {
 	var ignored float64
 	return []member{
 		{"worker", &l.Worker}, {"rank", &l.Rank}, {"kv_used_blocks", &l.UsedBlocks}, {"kv_active_blocks", &l.UsedBlocks},
 		{"kv_total_blocks", &l.TotalBlocks}, {"active_decode_blocks", &l.DecodeBlocks},
-		{"active_prefill_tokens", &l.PrefillTokens}, {"age_ms", &l.AgeMS}, {"request_active_slots", &ignored},
-		{"request_total_slots", &ignored}, {"num_requests_waiting", &ignored}, {"gpu_cache_usage_perc", &ignored},
+		{"active_prefill_tokens", &l.PrefillTokens}, {"age_ms", &l.AgeMS},
+		{"num_requests_running", &l.Running}, {"num_requests_waiting", &l.Waiting},
+		{"num_waiting_tokens", &l.WaitingTokens}, {"source", &l.Source},
+		{"request_active_slots", &ignored}, {"request_total_slots", &ignored}, {"gpu_cache_usage_perc", &ignored},
 		{"gpu_prefix_cache_hit_rate", &ignored},
 	}
 }

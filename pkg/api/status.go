@@ -183,7 +183,8 @@ type ReportCounts struct {
 	Refused   uint64 `json:"refused" msgpack:"refused"`     // of too many ranks
 	Malformed uint64 `json:"malformed" msgpack:"malformed"` // undecodable messages
 
-	Failures  map[string]uint64 `json:"failures,omitempty" msgpack:"failures,omitempty"`   // of requests at workers, by reason
+	// Failures counts failed requests at workers, by reason.
+	Failures  map[string]uint64 `json:"failures,omitempty" msgpack:"failures,omitempty"`
 	Penalised int               `json:"penalised,omitempty" msgpack:"penalised,omitempty"` // workers now
 }
 

@@ -196,7 +196,8 @@ func (c *Client) Free(ctx context.Context, model, requestID string) error {
 	return err
 }
 
-// FreeResult is [Client.Free] with the result of the request at its worker. A failure penalises the worker for a moment.
+// FreeResult is [Client.Free] with the result of the request at its worker. A failure penalises the worker for a
+// moment.
 func (c *Client) FreeResult(ctx context.Context, model, requestID string, result api.Result) error {
 	_, err := call[api.Done](ctx, c, api.OpFree, &RequestRef{Model: model, RequestID: requestID, Result: result})
 	return err

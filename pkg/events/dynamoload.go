@@ -22,6 +22,14 @@ type EngineLoad struct {
 	DecodeBlocks  *uint64 `json:"active_decode_blocks,omitempty" msgpack:"active_decode_blocks,omitempty"`   // from a router
 	PrefillTokens *uint64 `json:"active_prefill_tokens,omitempty" msgpack:"active_prefill_tokens,omitempty"` // from a router
 
+	// From the engine: its requests, and the tokens to compute for waiting requests.
+	Running       *uint64 `json:"num_requests_running,omitempty" msgpack:"num_requests_running,omitempty"`
+	Waiting       *uint64 `json:"num_requests_waiting,omitempty" msgpack:"num_requests_waiting,omitempty"`
+	WaitingTokens *uint64 `json:"num_waiting_tokens,omitempty" msgpack:"num_waiting_tokens,omitempty"`
+
+	// Source describes the sender, such as vllm; for people. At most 64 bytes.
+	Source string `json:"source,omitempty" msgpack:"source,omitempty"`
+
 	AgeMS uint64 `json:"age_ms,omitempty" msgpack:"age_ms,omitempty"` // the age of the report in milliseconds
 }
 
@@ -30,11 +38,17 @@ func (l *EngineLoad) Check() error {
 	switch {
 	case l.Worker == "":
 		return errors.New("worker is missing")
-	case l.UsedBlocks == nil && l.TotalBlocks == nil && l.DecodeBlocks == nil && l.PrefillTokens == nil:
-		return errors.New("used blocks, active blocks and tokens are all missing")
+	case l.UsedBlocks == nil && l.TotalBlocks == nil && l.DecodeBlocks == nil && l.PrefillTokens == nil &&
+		l.Running == nil:
+		return errors.New("used blocks, active blocks, tokens and running requests are all missing")
+	case len(l.Source) > maxSource:
+		return fmt.Errorf("source has %d bytes, more than %d", len(l.Source), maxSource)
 	}
 	return nil
 }
+
+// maxSource bounds the source of an [EngineLoad], in bytes.
+const maxSource = 64
 
 // MaxEngineCount bounds each number of an [EngineLoad].
 const MaxEngineCount = 1 << 53

@@ -68,8 +68,8 @@ func refuse(code Code, format string, args ...any) *Refusal {
 
 // Choose chooses a candidate. The candidates are different ranks. Choose first drops the candidates that the request or
 // the operator's configuration excludes, by the filters pinned_worker, allowed_worker_ids, excluded_workers, endpoints,
-// role, state, lora, required_taints, near, overload and penalty, in this order. The policy chooses among the rest. The error is a
-// [*Refusal].
+// role, state, lora, required_taints, near, overload and penalty, in this order. The policy chooses among the rest. The
+// error is a [*Refusal].
 func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, scratch *Scratch) (Choice, error) {
 	if err := r.Validate(); err != nil {
 		return Choice{}, refuse(BadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))

@@ -26,7 +26,7 @@ type Considered struct {
 	// Terms are the parts of the cost, if the policy has the scorer [DynamoCost].
 	Terms *Terms `json:"terms,omitempty" msgpack:"terms,omitempty"`
 
-	// Reported is the engine's report of used memory; nil without a report. No cost reads the report.
+	// Reported is the engine's report of used memory and requests; nil without a report.
 	Reported *Reported `json:"reported,omitempty" msgpack:"reported,omitempty"`
 
 	// Memory has the inputs of the eviction cost; nil if the rank has evicted no block. Only the policy kvatlas has an
@@ -37,11 +37,15 @@ type Considered struct {
 	Scores []Score `json:"scores,omitempty" msgpack:"scores,omitempty"`
 }
 
-// Reported is an engine's report of its memory.
+// Reported is an engine's report of its memory and its requests.
 type Reported struct {
 	UsedBlocks    uint64 `json:"used_blocks" msgpack:"used_blocks"`
 	Capacity      uint64 `json:"capacity,omitempty" msgpack:"capacity,omitempty"` // in blocks; 0: not known
 	PrefillTokens uint64 `json:"prefill_tokens,omitempty" msgpack:"prefill_tokens,omitempty"`
+
+	Requests *EngineRequests `json:"requests,omitempty" msgpack:"requests,omitempty"` // nil: not reported
+	Source   string          `json:"source,omitempty" msgpack:"source,omitempty"`     // such as vllm
+	AgeS     float64         `json:"age_s" msgpack:"age_s"`                           // seconds since the latest number
 }
 
 // Score is a scorer's part of a cost.
@@ -76,8 +80,11 @@ func (x *Explanation) fill(v *View, s *Scratch, picked int) {
 		if v.terms != nil {
 			to.Terms = &v.terms[i]
 		}
-		if c.HasUsed || c.UsedPrefillTokens > 0 {
-			to.Reported = &Reported{c.UsedBlocks, c.capacity(), c.UsedPrefillTokens}
+		if c.HasUsed || c.UsedPrefillTokens > 0 || c.Engine != nil {
+			to.Reported = &Reported{UsedBlocks: c.UsedBlocks, Capacity: c.capacity(), PrefillTokens: c.UsedPrefillTokens}
+			if r := c.Engine; r != nil {
+				to.Reported.Requests, to.Reported.Source, to.Reported.AgeS = r.Requests, r.Source, r.AgeS
+			}
 		}
 	}
 }

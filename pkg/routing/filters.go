@@ -19,8 +19,8 @@ func (f *filterFunc) Name() string   { return f.name }
 func (f *filterFunc) Filter(v *View) { f.filter(v) }
 
 // eligibility has the filters that run before the filters of a policy. The pin is first, so the LoRA filter sees the
-// pinned worker only and keeps this worker. A refusal by overload means that all earlier filters have passed. Penalty is
-// last, so it keeps all candidates if only penalised ones remain.
+// pinned worker only and keeps this worker. A refusal by overload means that all earlier filters have passed. Penalty
+// is last, so it keeps all candidates if only penalised ones remain.
 var eligibility = []Filter{
 	pinned,
 	&filterFunc{"allowed_worker_ids", filterAllowed},

@@ -124,6 +124,10 @@ type Candidate struct {
 	UsedOf            uint64
 	UsedPrefillTokens uint64
 
+	// Engine describes the report of the engine, for the explanation; nil: no report. The caller has added the requests of
+	// others to the load above.
+	Engine *EngineReport
+
 	// Penalty describes failed requests of the worker; nil: none. Penalised workers are chosen only if no other candidate
 	// may be chosen.
 	Penalty *Penalty
@@ -131,6 +135,25 @@ type Candidate struct {
 	// Overlap is the weighted sum of all tiers, in blocks, from a source without depths by tier. The sum counts, also
 	// as the device depth, only if no candidate of the call has a depth of a tier.
 	Overlap float64
+}
+
+// EngineReport describes a report about a rank.
+type EngineReport struct {
+	Requests *EngineRequests // nil: not reported
+	Source   string          // the sender, such as vllm
+	AgeS     float64         // seconds since the latest number
+}
+
+// EngineRequests is an engine's report of its requests, with the estimated part that no router has reported.
+type EngineRequests struct {
+	Running uint64 `json:"running" msgpack:"running"`
+	Waiting uint64 `json:"waiting" msgpack:"waiting"`
+
+	// The requests of others, which count as load: all, the waiting ones, their blocks, and the tokens to compute.
+	Others              uint64 `json:"others" msgpack:"others"`
+	OthersWaiting       uint64 `json:"others_waiting" msgpack:"others_waiting"`
+	OthersBlocks        uint64 `json:"others_blocks" msgpack:"others_blocks"`
+	OthersPrefillTokens uint64 `json:"others_prefill_tokens" msgpack:"others_prefill_tokens"`
 }
 
 // Penalty describes a worker with failed requests. Routers report the failures.

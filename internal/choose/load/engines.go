@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 const (
@@ -17,9 +18,9 @@ const (
 	maxEngines = 1 << 17
 )
 
-// Engines holds the last fresh report of each rank about the usage of its engine. The usage is not part of a load or a
-// cost; it excludes ranks from a choice. Each number has its own age, since engines and routers report different
-// numbers. Reports may arrive late, twice or out of order; the newest counts.
+// Engines holds the last fresh report of each rank about the usage of its engine. The used memory excludes ranks from a
+// choice. The requests count as load, as far as they are not booked: see [Others]. Each number has its own age, since
+// engines and routers report different numbers. Reports may arrive late, twice or out of order; the newest counts.
 //
 // Engines is safe for concurrent use. All times count from the same moment.
 type Engines struct {
@@ -36,7 +37,24 @@ type EngineCounts struct {
 }
 
 // engineRow has the last reported numbers of a rank, each with its time.
-type engineRow struct{ used, total, decode, prefill reported }
+type engineRow struct {
+	used, total, decode, prefill    reported
+	running, waiting, waitingTokens reported
+	others                          others
+	source                          string // of the last report
+}
+
+// fields returns the numbers of a row, with their places in a report.
+func (r *engineRow) fields(l *events.EngineLoad) [7]engineField {
+	return [...]engineField{{&r.used, &l.UsedBlocks}, {&r.total, &l.TotalBlocks}, {&r.decode, &l.DecodeBlocks},
+		{&r.prefill, &l.PrefillTokens}, {&r.running, &l.Running}, {&r.waiting, &l.Waiting},
+		{&r.waitingTokens, &l.WaitingTokens}}
+}
+
+type engineField struct {
+	is *reported
+	of **uint64
+}
 
 type reported struct {
 	value uint64
@@ -58,13 +76,41 @@ type EngineUse struct {
 	UsedBlocks    uint64 // in device memory
 	TotalBlocks   uint64 // the capacity; 0: unknown
 	PrefillTokens uint64 // under way, as reported by a router; 0: none, or unknown
+
+	HasRequests      bool // the engine has reported its requests
+	Running, Waiting uint64
+	Others           Others // estimated load without a booking
+
+	Source string        // of the last report
+	Age    time.Duration // of the latest number
+	known  bool          // some number is fresh
+}
+
+// Report returns the report for people; nil without a fresh number.
+func (u *EngineUse) Report() *routing.EngineReport {
+	if !u.known {
+		return nil
+	}
+	r := &routing.EngineReport{Source: u.Source, AgeS: u.Age.Seconds()}
+	if o := &u.Others; u.HasRequests {
+		r.Requests = &routing.EngineRequests{Running: u.Running, Waiting: u.Waiting, Others: o.Requests,
+			OthersWaiting: o.Waiting, OthersBlocks: o.Blocks, OthersPrefillTokens: o.PrefillTokens}
+	}
+	return r
 }
 
 // NewEngines returns a table without reports.
 func NewEngines() *Engines { return &Engines{rows: map[events.RankKey]*engineRow{}} }
 
-// Take adds reports, each with its own age.
-func (e *Engines) Take(now time.Duration, loads []events.EngineLoad) {
+// Take adds reports, each with its own age. booked returns the load of a rank by bookings; nil: the load of others is
+// not estimated from these reports.
+func (e *Engines) Take(now time.Duration, loads []events.EngineLoad, booked func(events.RankKey) Load) {
+	own := make([]Load, len(loads)) // booked must not be called under the lock
+	for i := range loads {
+		if l := &loads[i]; booked != nil && l.Running != nil {
+			own[i] = booked(events.RankKey{Instance: l.Worker, Rank: l.Rank})
+		}
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if now-e.swept >= EngineLife {
@@ -87,10 +133,13 @@ func (e *Engines) Take(now time.Duration, loads []events.EngineLoad) {
 			e.rows[key] = row
 		}
 		at := now - time.Duration(l.AgeMS)*time.Millisecond
-		row.used.update(l.UsedBlocks, at)
-		row.total.update(l.TotalBlocks, at)
-		row.decode.update(l.DecodeBlocks, at)
-		row.prefill.update(l.PrefillTokens, at)
+		if booked != nil && l.Running != nil && (!row.running.known || at > row.running.at) {
+			row.others.update(at, othersOf(l, own[i]))
+		}
+		for _, f := range row.fields(l) {
+			f.is.update(*f.of, at)
+		}
+		row.source = l.Source
 		e.counts.Taken++
 	}
 }
@@ -98,7 +147,11 @@ func (e *Engines) Take(now time.Duration, loads []events.EngineLoad) {
 func (e *Engines) sweep(now time.Duration) {
 	e.swept = now
 	for key, row := range e.rows {
-		if !row.used.fresh(now) && !row.total.fresh(now) && !row.decode.fresh(now) && !row.prefill.fresh(now) {
+		fresh := false
+		for _, f := range row.fields(&events.EngineLoad{}) {
+			fresh = fresh || f.is.fresh(now)
+		}
+		if !fresh {
 			delete(e.rows, key)
 		}
 	}
@@ -128,6 +181,18 @@ func (e *Engines) Read(now time.Duration, read func(use func(events.RankKey) Eng
 		if row.prefill.fresh(now) {
 			u.PrefillTokens = row.prefill.value
 		}
+		if row.running.fresh(now) {
+			u.HasRequests, u.Running, u.Others = true, row.running.value, row.others.now(now)
+			if row.waiting.fresh(now) {
+				u.Waiting = row.waiting.value
+			}
+		}
+		u.Source, u.Age = row.source, EngineLife
+		for _, f := range row.fields(&events.EngineLoad{}) {
+			if f.is.fresh(now) {
+				u.Age, u.known = min(u.Age, now-f.is.at), true
+			}
+		}
 		return u
 	})
 }
@@ -140,23 +205,20 @@ func (e *Engines) List(now time.Duration) []events.EngineLoad {
 	list := make([]events.EngineLoad, 0, len(e.rows))
 	for key, row := range e.rows {
 		first := len(list)
-		add := func(s *reported, to func(l *events.EngineLoad) **uint64) {
+		for k, f := range row.fields(&events.EngineLoad{}) {
+			s := f.is
 			if !s.fresh(now) {
-				return
+				continue
 			}
 			age := uint64((now - s.at) / time.Millisecond)
 			at := slices.IndexFunc(list[first:], func(l events.EngineLoad) bool { return l.AgeMS == age })
 			if at < 0 {
 				at = len(list) - first
-				list = append(list, events.EngineLoad{Worker: key.Instance, Rank: key.Rank, AgeMS: age})
+				list = append(list, events.EngineLoad{Worker: key.Instance, Rank: key.Rank, AgeMS: age, Source: row.source})
 			}
 			value := s.value
-			*to(&list[first+at]) = &value
+			*row.fields(&list[first+at])[k].of = &value
 		}
-		add(&row.used, func(l *events.EngineLoad) **uint64 { return &l.UsedBlocks })
-		add(&row.total, func(l *events.EngineLoad) **uint64 { return &l.TotalBlocks })
-		add(&row.decode, func(l *events.EngineLoad) **uint64 { return &l.DecodeBlocks })
-		add(&row.prefill, func(l *events.EngineLoad) **uint64 { return &l.PrefillTokens })
 	}
 	slices.SortFunc(list, func(a, b events.EngineLoad) int {
 		return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.AgeMS, b.AgeMS))

@@ -41,6 +41,13 @@ func (t engineTwin) use(now time.Duration, key events.RankKey) (u EngineUse) {
 	if v, known := newest(func(l *events.EngineLoad) *uint64 { return l.PrefillTokens }); known {
 		u.PrefillTokens = v
 	}
+	running, some := newest(func(l *events.EngineLoad) *uint64 { return l.Running })
+	if u.HasRequests = some; some {
+		u.Running = running
+		if v, known := newest(func(l *events.EngineLoad) *uint64 { return l.Waiting }); known {
+			u.Waiting = v
+		}
+	}
 	return u
 }
 
@@ -63,11 +70,11 @@ func TestEngines(t *testing.T) {
 			now += time.Duration(rng.Int64N(int64(EngineLife / 4))).Truncate(time.Millisecond)
 			key := keys[rng.IntN(len(keys))]
 			l := events.EngineLoad{Worker: key.Instance, Rank: key.Rank, UsedBlocks: number(), TotalBlocks: number(),
-				DecodeBlocks: number(), PrefillTokens: number()}
+				DecodeBlocks: number(), PrefillTokens: number(), Running: number(), Waiting: number(), WaitingTokens: number()}
 			if rng.IntN(2) == 0 {
 				l.AgeMS = rng.Uint64N(uint64(EngineLife / time.Millisecond * 5 / 4))
 			}
-			e.Take(now, []events.EngineLoad{l})
+			e.Take(now, []events.EngineLoad{l}, nil)
 			if l.AgeMS < uint64(EngineLife/time.Millisecond) {
 				twin = append(twin, struct {
 					load events.EngineLoad
@@ -76,7 +83,7 @@ func TestEngines(t *testing.T) {
 			}
 			other := NewEngines()
 			list := e.List(now)
-			other.Take(now, list)
+			other.Take(now, list, nil)
 			if again := other.List(now); !reflect.DeepEqual(again, list) {
 				t.Fatalf("%+v, want %+v", again, list)
 			}
@@ -84,6 +91,7 @@ func TestEngines(t *testing.T) {
 				for _, key := range keys {
 					var got EngineUse
 					x.Read(now, func(use func(events.RankKey) EngineUse) { got = use(key) })
+					got.Age, got.known = 0, false // TestOthers checks the age
 					if want := twin.use(now, key); got != want {
 						t.Fatalf("%v of %+v: %+v, want %+v", now, key, got, want)
 					}
@@ -100,13 +108,13 @@ func TestEnginesAreBounded(t *testing.T) {
 	for i := range loads {
 		loads[i] = events.EngineLoad{Worker: events.WorkerID(fmt.Sprint(i)), UsedBlocks: &used}
 	}
-	e.Take(0, loads)
+	e.Take(0, loads, nil)
 	late := []events.EngineLoad{{Worker: "late", UsedBlocks: &used, AgeMS: uint64(EngineLife / time.Millisecond)}}
-	e.Take(0, late)
+	e.Take(0, late, nil)
 	if want := (EngineCounts{Taken: maxEngines, Late: 1, Refused: 2}); e.Counts() != want {
 		t.Fatalf("%+v, want %+v", e.Counts(), want)
 	}
-	e.Take(EngineLife, loads[maxEngines:])
+	e.Take(EngineLife, loads[maxEngines:], nil)
 	if want := (EngineCounts{Taken: maxEngines + 2, Late: 1, Refused: 2}); e.Counts() != want ||
 		len(e.List(EngineLife)) != 2 {
 		t.Fatalf("%+v, want %+v", e.Counts(), want)

@@ -12,8 +12,8 @@ import (
 
 const (
 	// firstPenalty is the penalty after a failure. The penalty doubles with every failure after the end of the last
-	// penalty, up to longestPenalty. Failures during a penalty are of requests that were already at the worker, so they
-	// do not prolong it.
+	// penalty, up to longestPenalty. Failures during a penalty are of earlier requests and do not
+	// prolong the penalty.
 	firstPenalty   = time.Second
 	longestPenalty = 10 * time.Second
 
@@ -24,8 +24,8 @@ const (
 )
 
 // Penalties has the workers with failed requests. A worker is penalised from a failure until the end of the penalty or
-// until a success, whichever is first. Routers report failures and successes to a node, which passes them on to all
-// nodes. All times count from the same moment. Penalties is safe for concurrent use.
+// until a success, whichever is first. Routers report failures and successes to a node, and the node passes the reports
+// on to all nodes. All times count from the same moment. Penalties is safe for concurrent use.
 type Penalties struct {
 	known atomic.Int64 // len(workers): choices without a failed worker do not lock
 

@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// TestPenaltiesEnd: a penalty ends with its time, and with a success after the last failure. Only failures after the end
-// of a penalty double it.
+// TestPenaltiesEnd: a penalty ends with its time, and with a success after the last failure. Only failures after the
+// end of a penalty double it.
 func TestPenaltiesEnd(t *testing.T) {
 	p := NewPenalties()
 	penalty := func(now time.Duration) (text string) {

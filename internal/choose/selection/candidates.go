@@ -25,7 +25,8 @@ type candidates struct {
 
 	numbers atomic.Pointer[[]atomic.Pointer[place]] // by api.Overlap.Number; nil: unknown
 	rows    atomic.Pointer[rowMap]                  // as of the last choice
-	foreign atomic.Pointer[rowMap]                  // the same for the table of foreign requests
+	reports atomic.Pointer[engineStates]
+	foreign atomic.Pointer[rowMap] // the same for the table of foreign requests
 }
 
 // place is a rank's index in a list of candidates. The worker name is the index's own string instead of the

@@ -84,8 +84,8 @@ func group(r *api.SelectRequest) uint64 {
 			rank = int(*pin.Rank)
 		}
 	}
-	return xxh3.HashString(fmt.Sprintf("%q %d %q %q %q %q %q %q %v %d", pin.Worker, rank, r.Workers, r.Excluded, r.Endpoints, r.Role,
-		r.LoRA, r.RequiredTaints, r.Disaggregated, r.BlockSize))
+	return xxh3.HashString(fmt.Sprintf("%q %d %q %q %q %q %q %q %v %d", pin.Worker, rank, r.Workers, r.Excluded,
+		r.Endpoints, r.Role, r.LoRA, r.RequiredTaints, r.Disaggregated, r.BlockSize))
 }
 
 // overtakes reports whether a request would overtake a waiting one. w.mu is held.

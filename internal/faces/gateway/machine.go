@@ -409,8 +409,8 @@ func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects)
 
 func (over) step(*Machine, *extprocv3.ProcessingRequest) Effects { return Effects{} }
 
-// failureOf returns the failure of a worker that a status of HTTP shows; empty without a failure. A proxy answers 503 or
-// 504 itself if the worker does not answer.
+// failureOf returns the failure of a worker that a status of HTTP shows; empty without a failure. A proxy answers 503
+// or 504 itself if the worker does not answer.
 func failureOf(status string) api.Result {
 	switch code, err := strconv.Atoi(status); {
 	case err != nil || code < 500 || code == 501: // 501: the engine does not have the path

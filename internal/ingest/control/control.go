@@ -25,7 +25,7 @@ const patience = 2 * time.Second
 
 // request is the JSON body of a request to shims.
 type request struct {
-	Op       string             `json:"op"`                 // opWho, opResync, opPresent
+	Op       string             `json:"op"`                 // opWho, opResync, opPresent, opLoads
 	ID       string             `json:"id,omitempty"`       // of a resync
 	Instance events.WorkerID    `json:"instance,omitempty"` // if not empty, only this worker answers
 	Lost     bool               `json:"lost,omitempty"`     // of a resync, see ResyncRequest
@@ -36,6 +36,7 @@ const (
 	opWho     = "who"
 	opResync  = "resync"
 	opPresent = "present" // no answer: the NATS server reports a subject without subscribers
+	opLoads   = "loads"   // no answer: the shim reports its engine's load for a while
 )
 
 // Shim is a shim's answer.
@@ -111,6 +112,9 @@ type ResyncRequest struct {
 type Handler interface {
 	Who() Shim
 
+	// WantLoads records that a node needs the load of the engine.
+	WantLoads()
+
 	// Resync begins a new incarnation and returns its number. No new incarnation begins for a repeated id, or
 	// if the conditions of the request do not hold.
 	Resync(ctx context.Context, a ResyncRequest) (Shim, error)
@@ -139,6 +143,9 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		switch {
 		case req.Instance != "" && req.Instance != key.Instance:
 			return jetstream.Response{Code: 404, Description: "the request is for another instance"}
+		case req.Op == opLoads:
+			h.WantLoads()
+			return jetstream.Response{Elsewhere: true}
 		case req.Op == opPresent:
 			return jetstream.Response{Elsewhere: true}
 		case req.Op == opWho:
@@ -190,6 +197,19 @@ func Absent(ctx context.Context, ns *jetstream.Namespace, ranks []events.RankKey
 	}
 	return ns.Absent(ctx, ranks, body)
 }
+
+// WantLoads asks the shims of a partition for the loads of their engines. A shim reports for [LoadsWanted], as an
+// [api.EngineLoads], if it reads the engine's API.
+func WantLoads(ns *jetstream.Namespace, p events.Partition) error {
+	body, err := json.Marshal(request{Op: opLoads})
+	if err != nil {
+		return err
+	}
+	return ns.Conn().Send(jetstream.ControlSubject(ns.Name(), p), jetstream.ContentJSON, body)
+}
+
+// LoadsWanted is the time for which a shim reports loads after a request.
+const LoadsWanted = 15 * time.Second
 
 // WhoAll returns the answers of all shims of a partition. The wait lasts two seconds, because the number of shims is
 // unknown.

@@ -30,6 +30,8 @@ func (s *standing) Who() Shim {
 	return Shim{Instance: "w", PID: 7}
 }
 
+func (s *standing) WantLoads() {}
+
 func (s *standing) Resync(context.Context, ResyncRequest) (Shim, error) { return s.Who(), nil }
 
 // joined starts a NATS server and returns a namespace on it. Both end with the test.
@@ -79,6 +81,7 @@ func TestStalledShimIsAskedAgain(t *testing.T) {
 type claiming struct{ Shim }
 
 func (c claiming) Who() Shim                                           { return c.Shim }
+func (c claiming) WantLoads()                                          {}
 func (c claiming) Resync(context.Context, ResyncRequest) (Shim, error) { return c.Shim, nil }
 
 // TestAnswersForOtherRanksAreSkipped: answers that name a rank outside of the request are skipped. Other answers count.

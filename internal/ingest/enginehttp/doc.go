@@ -3,7 +3,7 @@
 // [Ask] detects the kind of engine and reads the settings for a shim: the model's name, the block size, and the event
 // endpoint and replay endpoint of each data-parallel rank. It also reads the values for choosing a worker: the device
 // memory in blocks, and the tokens computed in a step. If an endpoint's host means all interfaces, the URL's host
-// replaces it.
+// replaces it. [Asker.Loads] reads the present load of a running engine.
 //
 //	vLLM 0.32 and later   GET /kv_event_sources (endpoints, by rank), /v1/models (the name),
 //	                      /metrics (vllm:cache_config_info: block size and number of blocks),

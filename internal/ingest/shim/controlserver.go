@@ -22,6 +22,7 @@ type ControlServer struct {
 
 	incarnation atomic.Uint64                   // of the machine after its last step
 	waiting     atomic.Pointer[control.Waiting] // nil: the log accepts events
+	loads       atomic.Int64                    // the last request of a node for the engine's load, in nanoseconds
 
 	hearing sync.Mutex // guards heard
 	heard   engineHeard
@@ -73,6 +74,14 @@ func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, rep
 
 // Close gives the rank up.
 func (s *ControlServer) Close() { s.stop() }
+
+// WantLoads records that a node needs the engine's load.
+func (s *ControlServer) WantLoads() { s.loads.Store(time.Now().UnixNano()) }
+
+// LoadsWanted reports whether a node needs the engine's load. It is false on nil.
+func (s *ControlServer) LoadsWanted() bool {
+	return s != nil && time.Now().UnixNano()-s.loads.Load() < int64(control.LoadsWanted)
+}
 
 // Who returns the identity of the shim.
 func (s *ControlServer) Who() control.Shim {

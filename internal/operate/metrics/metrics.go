@@ -378,10 +378,10 @@ func (to emitter) routing(s *api.Status) {
 				"ranks), malformed.", "outcome", map[string]uint64{"taken": x.Taken,
 				"late": x.Late, "refused": x.Refused, "malformed": x.Malformed})
 		to.counts("kvatlas_request_failures_total",
-			"Failed requests at workers, as routers report them, by reason: refused (no connection), broken (the "+
-				"connection ended before the whole answer), status (5xx), timeout. The same at each node.", "reason", x.Failures)
+			"Failed requests at workers, by the routers' reason: refused (no connection), broken (the connection ended "+
+				"before the end of the answer), status (5xx), timeout. The same at each node.", "reason", x.Failures)
 		to.gauge("kvatlas_workers_penalised",
-			"Workers that are not chosen for a moment because requests there failed. The same at each node.",
+			"Workers with a penalty for failed requests. The same at each node.",
 			float64(x.Penalised))
 	}
 	if x := s.RouterRequests; x != nil {

@@ -176,7 +176,7 @@ func full() *Figures {
 			Snapshots: api.SnapshotCounts{Rejected: map[string]uint64{"corrupt": 1}},
 			Load:      &api.LoadStatus{Models: make([]api.ModelDigest, 1)},
 			Guesses:   []api.GuessStatus{{Dropped: map[string]uint64{"lru": 1}}}, Waiting: make([]api.WaitingStatus, 1),
-			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{},
+			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{Failures: map[string]uint64{"status": 0}},
 			RouterRequests: &api.RouterRequestCounts{}, Recording: &api.RecordingStatus{}, SnapshotBucket: api.Usage{Limit: 1},
 			Store: api.Usage{Limit: 1},
 		},

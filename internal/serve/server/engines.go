@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -25,6 +26,10 @@ type engines struct {
 	table *load.Engines
 	fails *load.Penalties
 	start time.Time
+	asked atomic.Int64  // the last read for a choice, by now()
+	wake  chan struct{} // the first choice for a while; capacity 1
+	want  func() error  // asks all shims for loads
+
 	loads *load.Service // enters the requests of routers of another make
 
 	quiet     quietSources
@@ -34,14 +39,60 @@ type engines struct {
 
 func newEngines(conn *jetstream.Conn, ns string, log *slog.Logger) *engines {
 	return &engines{conn: conn, ns: ns, log: log, table: load.NewEngines(), fails: load.NewPenalties(),
-		start: time.Now()}
+		start: time.Now(), wake: make(chan struct{}, 1)}
 }
 
 func (e *engines) now() time.Duration { return time.Since(e.start) }
 
 // read implements [selection.Engines].
 func (e *engines) read(read func(use func(events.RankKey) load.EngineUse)) {
-	e.table.Read(e.now(), read)
+	now := e.now()
+	if last := e.asked.Swap(int64(now)); last == 0 || now-time.Duration(last) > wantedFor {
+		loop.Wake(e.wake)
+	}
+	e.table.Read(now, read)
+}
+
+const (
+	// wantedFor is the time after a choice in which a node asks shims for loads, every wantedEvery.
+	wantedFor   = 10 * time.Second
+	wantedEvery = 5 * time.Second
+)
+
+// demand asks shims for the loads of their engines while the node chooses workers, until ctx ends.
+func (e *engines) demand(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.wake:
+		}
+		for e.now()-time.Duration(e.asked.Load()) <= wantedFor {
+			if err := e.want(); err != nil {
+				e.log.Debug("cannot ask the shims for the loads of their engines", "error", err)
+			}
+			if !loop.Wait(ctx, wantedEvery) {
+				return
+			}
+		}
+	}
+}
+
+// take enters reports.
+func (e *engines) take(list []api.EngineLoad) { e.table.Take(e.now(), list, e.loads.Booked) }
+
+// mark adds the reports of engines to a list of workers.
+func (e *engines) mark(list *api.WorkerList) {
+	e.table.Read(e.now(), func(use func(events.RankKey) load.EngineUse) {
+		for i := range list.Workers {
+			w := &list.Workers[i]
+			u := use(events.RankKey{Instance: w.Instance, Rank: w.Rank})
+			if r := u.Report(); r != nil {
+				w.Reported = &routing.Reported{UsedBlocks: u.UsedBlocks, Capacity: u.TotalBlocks,
+					PrefillTokens: u.PrefillTokens, Requests: r.Requests, Source: r.Source, AgeS: r.AgeS}
+			}
+		}
+	})
 }
 
 // penalties implements [selection.Penalties].
@@ -101,7 +152,7 @@ func (e *engines) report(l *api.EngineLoads) error {
 			return api.Errorf(api.CodeMalformed, "worker: %v", err)
 		}
 	}
-	e.table.Take(e.now(), l.Loads)
+	e.take(l.Loads)
 	for worker, loads := range byWorker {
 		subject, _ := jetstream.EngineSubject(e.ns, worker) // the subject was valid above
 		body, err := api.Marshal(api.MsgPack, loads)
@@ -140,7 +191,7 @@ func (e *engines) receive(r jetstream.Request) {
 		err = api.Errorf(api.CodeMalformed, "the report names another worker than the subject")
 	}
 	if err == nil {
-		e.table.Take(e.now(), l.Loads)
+		e.take(l.Loads)
 		e.enter(l.Requests)
 		e.fails.Take(e.now(), l.Results)
 		if len(l.Loads)+len(l.Requests)+len(l.Results) == 0 {
@@ -206,7 +257,7 @@ func (e *engines) memory() shared.Memory {
 		},
 		Take: func(body []byte) {
 			if l, err := api.ReadEngineLoads(api.MsgPack, body); err == nil {
-				e.table.Take(e.now(), l.Loads)
+				e.table.Take(e.now(), l.Loads, nil) // the loads are locked
 			}
 		},
 	}

@@ -3,10 +3,12 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/ingest/control"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -33,6 +35,19 @@ func loadStatus(s load.Status) *api.LoadStatus {
 func routerRequests(c load.ForeignCounts) *api.RouterRequestCounts {
 	return &api.RouterRequestCounts{Requests: c.Requests, Added: c.Added, Prefilled: c.Prefilled, Freed: c.Freed,
 		Expired: c.Expired, Own: c.Own, Duplicate: c.Duplicate, Unknown: c.Unknown, Refused: c.Refused}
+}
+
+// wantLoads asks the shims of all partitions with workers for the loads of their engines.
+func (s *Server) wantLoads() (err error) {
+	asked := map[events.Partition]bool{}
+	for _, r := range s.registry.All() {
+		p, wrong := s.ns.PartitionOf(r.Instance)
+		if wrong == nil && !asked[p] {
+			asked[p] = true
+			err = errors.Join(err, control.WantLoads(s.ns, p))
+		}
+	}
+	return err
 }
 
 // waitLoads waits until this node has the other nodes' running requests and sessions, or until ctx ends. Without other

@@ -166,6 +166,7 @@ func (s *Server) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Wo
 	list, err := s.scatter.Workers(ctx, asked)
 	if err == nil {
 		s.registry.MarkWorkers(list, asked)
+		s.engines.mark(list)
 	}
 	return list, err
 }

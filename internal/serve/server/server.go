@@ -254,7 +254,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		Limits: load.Limits{Requests: s.MaxRequests, Expiry: s.RequestExpiry},
 		Log:    log, Watch: s.observe, Past: s.guesses.Past, Recall: s.guesses.Recall,
 		Memories: []shared.Memory{s.engines.memory()}})
-	s.engines.loads = s.loads
+	s.engines.loads, s.engines.want = s.loads, s.wantLoads
 	if s.recorder, err = s.newRecorder(st); err != nil {
 		return nil, err
 	}
@@ -382,7 +382,7 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 		s.loads.Run(ctx)
 	})
 	run := []func(context.Context){s.models.Run, s.registry.Run, s.shims.Run, s.guesses.Run, s.announced.Run,
-		s.funnel.Run, s.removeGone, s.engines.listen, s.engines.listenStores, s.hub.Run}
+		s.funnel.Run, s.removeGone, s.engines.listen, s.engines.listenStores, s.engines.demand, s.hub.Run}
 	if s.sessions != nil {
 		run = append(run, s.sessions.Run)
 	}

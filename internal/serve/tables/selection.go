@@ -99,6 +99,11 @@ func choice(w io.Writer, x *routing.Explanation) {
 		}
 	}
 	cli.Table(w, heading, rows)
+	for i := range list {
+		if r := list[i].Reported; r != nil {
+			cli.Fprintf(w, "worker %s rank %d reports %s\n", list[i].Worker, list[i].Rank, reportOf(r))
+		}
+	}
 	if a := x.Affinity; a != nil {
 		cli.Fprintln(w, affinityLine(a))
 	}

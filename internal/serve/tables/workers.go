@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // leaseAge and leaseLeft return the time since the renewal of a lease, and the time until its expiry.
@@ -73,7 +74,39 @@ func Workers(w io.Writer, list *api.WorkerList) {
 	}
 	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
 		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE", "STATE"}, rows)
+	reported(w, list.Workers)
 	reasons(w, list.Workers)
+}
+
+// reported prints the loads that engines report.
+func reported(w io.Writer, list []api.WorkerInfo) {
+	for i := range list {
+		if r := list[i].Reported; r != nil {
+			cli.Fprintf(w, "%s/%d reports %s\n", list[i].Instance, list[i].Rank, reportOf(r))
+		}
+	}
+}
+
+// reportOf describes a report: requests, used memory, sender and age.
+func reportOf(r *routing.Reported) string {
+	var parts []string
+	if q := r.Requests; q != nil {
+		parts = append(parts, fmt.Sprintf("%d running and %d waiting requests, %d of them of other routers", q.Running,
+			q.Waiting, q.Others))
+	}
+	if r.Capacity > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d blocks in use", r.UsedBlocks, r.Capacity))
+	} else if r.UsedBlocks > 0 {
+		parts = append(parts, cli.Count(r.UsedBlocks, "block")+" in use")
+	}
+	if r.PrefillTokens > 0 {
+		parts = append(parts, cli.Count(r.PrefillTokens, "token")+" to compute")
+	}
+	from := ""
+	if r.Source != "" {
+		from = "from " + r.Source + ", "
+	}
+	return fmt.Sprintf("%s (%s%.1f s ago)", strings.Join(parts, ", "), from, r.AgeS)
 }
 
 // expired prints the leases that have expired within the last hour.

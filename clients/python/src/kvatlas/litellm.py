@@ -93,7 +93,7 @@ class KvatlasRouting(CustomRoutingStrategyBase):
         tried = metadata.setdefault(_TRIED, [])
         selection = await self._chooser.choose(
             model=name, workers=list(by_worker), **prompt,
-            excluded_workers=[w for w in tried if not all(w in tried for w in by_worker)])
+            excluded_workers=None if set(tried).issuperset(by_worker) else [w for w in by_worker if w in tried] or None)
         if selection is None:
             return None
         tried.append(selection.worker)

@@ -118,6 +118,12 @@ func (s *Shim) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 			one.watch, one.poll = watch, poll
 		}
 		all.Go(func() error { return watch.run(ctx, asker, said) })
+		if s.EngineLoad > 0 {
+			all.Go(func() error {
+				poll.runLoads(ctx, ns)
+				return nil
+			})
+		}
 		if s.EngineCheck > 0 {
 			all.Go(func() error {
 				poll.run(ctx)

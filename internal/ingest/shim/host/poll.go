@@ -11,6 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/ingest/enginehttp"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // namesEvery is the number of sleep checks per check of the engine's names.
@@ -23,6 +26,7 @@ type enginePoll struct {
 	model string
 	asker *enginehttp.Asker
 	kind  string
+	size  uint32 // of a block in tokens, as the engine reports it
 	log   *slog.Logger
 
 	mu    sync.Mutex // guards the fields below
@@ -33,18 +37,23 @@ type enginePoll struct {
 // polledRank is a rank of the engine with a shim of this process.
 type polledRank struct {
 	report *shim.Report
+	key    events.RankKey
+	wanted func() bool           // a node needs the load
 	sleep  chan shim.SleepReport // the latest report
 }
 
 func newEnginePoll(r *Shim, model string, said enginehttp.Engine, asker *enginehttp.Asker,
 	log *slog.Logger) *enginePoll {
-	return &enginePoll{cfg: r, model: model, asker: asker, kind: said.Kind, log: log, names: said.Names,
-		ranks: map[*polledRank]bool{}}
+	return &enginePoll{cfg: r, model: model, asker: asker, kind: said.Kind, size: said.BlockSize, log: log,
+		names: said.Names, ranks: map[*polledRank]bool{}}
 }
 
-// serve sends answers to a rank until end is called.
-func (p *enginePoll) serve(report *shim.Report) (sleep <-chan shim.SleepReport, end func()) {
-	rank := &polledRank{report, make(chan shim.SleepReport, 1)}
+// serve sends answers to a rank until end is called. server receives the requests of nodes; nil: there are none.
+func (p *enginePoll) serve(report *shim.Report, s *Shim, server *shim.ControlServer) (
+	sleep <-chan shim.SleepReport, end func(),
+) {
+	rank := &polledRank{report: report, wanted: server.LoadsWanted, sleep: make(chan shim.SleepReport, 1),
+		key: events.RankKey{Instance: events.WorkerID(s.Worker), Rank: events.Rank(s.Rank)}}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ranks[rank] = true
@@ -82,6 +91,87 @@ func (p *enginePoll) report(s shim.SleepReport) {
 		}
 		rank.sleep <- s // the channel has room: only this goroutine sends, under the lock
 	}
+}
+
+// noLoads is the number of intervals between two reads of an engine that does not report its load.
+const noLoads = 30
+
+// runLoads reads the engine's load while a node needs it, and publishes it to all nodes, until ctx ends.
+func (p *enginePoll) runLoads(ctx context.Context, ns *jetstream.Namespace) {
+	failed := Limiter{Every: p.cfg.LogRepeat}
+	for skip := 0; loop.Wait(ctx, p.cfg.EngineLoad); skip-- {
+		ranks := p.wantedRanks()
+		if len(ranks) == 0 || skip > 0 {
+			continue
+		}
+		asking, cancel := context.WithTimeout(ctx, max(p.cfg.EngineLoad, time.Second))
+		loads, err := p.asker.Loads(asking, p.kind, p.size)
+		cancel()
+		if err == nil && len(loads) == 0 {
+			skip = noLoads
+			continue
+		}
+		if err == nil {
+			err = publishLoads(ns, reportsOf(p.kind, ranks, loads))
+		}
+		if err != nil && ctx.Err() == nil {
+			failed.WarnTo(p.log, "the engine's load cannot be read or published; choices use the bookings alone", "error",
+				err, "what_to_do", "see that the engine answers at --engine-http, or set --engine-http-load to 0")
+		}
+	}
+}
+
+// wantedRanks returns the ranks of this process, if a node needs the load of one of them.
+func (p *enginePoll) wantedRanks() (list []events.RankKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	wanted := false
+	for rank := range p.ranks {
+		list = append(list, rank.key)
+		wanted = wanted || rank.wanted()
+	}
+	if !wanted {
+		return nil
+	}
+	return list
+}
+
+// reportsOf returns the reports of the ranks of this process. The load of an engine with one rank is of the only rank,
+// whatever its number is.
+func reportsOf(kind string, ranks []events.RankKey, loads []enginehttp.Load) (list []events.EngineLoad) {
+	for _, key := range ranks {
+		i := slices.IndexFunc(loads, func(l enginehttp.Load) bool { return l.Rank == uint32(key.Rank) })
+		if i < 0 && len(ranks) == 1 && len(loads) == 1 {
+			i = 0
+		}
+		if i < 0 {
+			continue
+		}
+		l := &loads[i]
+		report := events.EngineLoad{Worker: key.Instance, Rank: key.Rank, Running: &l.Running, Waiting: &l.Waiting,
+			WaitingTokens: l.WaitingTokens, Source: kind}
+		if l.TotalBlocks > 0 {
+			report.UsedBlocks, report.TotalBlocks = &l.UsedBlocks, &l.TotalBlocks
+		}
+		list = append(list, report)
+	}
+	return list
+}
+
+// publishLoads publishes the loads of ranks of one worker to all nodes.
+func publishLoads(ns *jetstream.Namespace, loads []events.EngineLoad) error {
+	if len(loads) == 0 {
+		return nil
+	}
+	subject, err := jetstream.EngineSubject(ns.Name(), loads[0].Worker)
+	if err != nil {
+		return err
+	}
+	body, err := api.Marshal(api.MsgPack, &api.EngineLoads{Loads: loads})
+	if err != nil {
+		return err
+	}
+	return ns.Conn().Send(subject, api.MsgPack, body)
 }
 
 func (p *enginePoll) checkNames(ctx context.Context) {

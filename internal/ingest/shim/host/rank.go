@@ -82,7 +82,7 @@ func (s *Shim) serve(ctx, stop context.Context, ns *jetstream.Namespace, log *sl
 		log.Info("starting", "engine", s.Engine, "replay", s.Replay, "model", s.Model, "block_size", s.BlockSize, "nats",
 			ns.Conn().ServerURL())
 		if s.poll != nil {
-			cfg.Sleep, end = s.poll.serve(report)
+			cfg.Sleep, end = s.poll.serve(report, s, cfg.Control)
 		}
 		return end
 	})

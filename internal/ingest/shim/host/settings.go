@@ -33,6 +33,7 @@ type Settings struct {
 	EngineHTTP      string
 	EngineHTTPToken func() (string, error) // reads the API key
 	EngineCheck     time.Duration          // 0: the running engine is not polled
+	EngineLoad      time.Duration          // the interval of reads of the engine's load; 0: not read
 
 	QueueBytes                                            int // of a single rank
 	ReplayTimeout, IdleCheck, LogRepeat, Lease, ClaimWait time.Duration
