@@ -139,7 +139,7 @@ func (j *joiner) add(r Record) error {
 		if !j.filter.selects(r.Request) {
 			break
 		}
-		q := &Joined{Request: *r.Request, Node: j.node, Flags: r.Request.Flags}
+		q := &Joined{Request: *r.Request, Node: j.node, Flags: r.Request.Flags &^ (Ended | Reported)}
 		j.list, j.sorted = append(j.list, q), false
 		if q.Request.Link != 0 {
 			j.links[q.Request.Link] = q

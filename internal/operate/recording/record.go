@@ -11,7 +11,7 @@ type Flags uint64
 const (
 	Booked        Flags = 1 << iota // booked by the choice; otherwise the router may book it later
 	Refused                         // no worker was chosen
-	Waited                          // the request waited for a worker
+	_                               // reserved
 	Incomplete                      // the answer of the index lacked partitions
 	Pinned                          // the request named its worker, or its candidates
 	Disaggregated                   // a prefill worker computes the prompt

@@ -44,7 +44,7 @@ type Recorder struct {
 	wake      chan struct{}
 	scratches sync.Pool
 
-	recorded, dropped, stored, batches atomic.Uint64
+	recorded, dropped, stored atomic.Uint64
 
 	mu     sync.Mutex // guards the following fields
 	open   batch
@@ -172,7 +172,6 @@ func (r *Recorder) done(stored bool) {
 	r.closed, r.bytes = r.closed[1:], r.bytes-len(w.data)
 	if stored {
 		r.stored.Add(uint64(w.count))
-		r.batches.Add(1)
 		return
 	}
 	r.lost += w.before + uint64(w.count)
@@ -240,7 +239,6 @@ func (r *Recorder) failing(err error) {
 // Counts describes the work of a recorder since its start.
 type Counts struct {
 	Recorded, Stored, Dropped uint64 // records
-	Batches                   uint64 // stored
 	Waiting                   int    // bytes
 	Failing                   error  // of the last attempt to store a batch
 }
@@ -254,5 +252,5 @@ func (r *Recorder) Counts() Counts {
 		waits += len(r.open.buf)
 	}
 	return Counts{Recorded: r.recorded.Load(), Stored: r.stored.Load(), Dropped: r.dropped.Load(),
-		Batches: r.batches.Load(), Waiting: waits, Failing: r.fails}
+		Waiting: waits, Failing: r.fails}
 }
