@@ -199,8 +199,8 @@ func TestBootstrap(t *testing.T) {
 func TestMovedPair(t *testing.T) {
 	p := newPair(0, 0)
 	p.serve(t, "headers buffered", `body {"model":"m","prompt":[1,2]}`, "response [fd00::2]:8000")
-	want := []string{"disaggregated true optional true", "moved m", "free r1", "book r2 at encode/0 prefill 0 of 7",
-		"free r2"}
+	want := []string{"disaggregated true optional true", "decode: refused", "moved m", "free r1",
+		"book r2 at encode/0 prefill 0 of 7", "free r2"}
 	if !slices.Equal(p.log, want) {
 		t.Errorf("%q, want %q", p.log, want)
 	}
