@@ -19,6 +19,10 @@
 // The body is read completely before the choice, in the modes BUFFERED and FULL_DUPLEX_STREAMED. A proxy that does not
 // report its mode is assumed to use the latter. Bodies in FULL_DUPLEX_STREAMED are sent in chunks of 62 KB.
 //
+// In a fleet with decode workers, a request of a generating API has a prefill worker too. The decode worker gets the
+// request, with the prefill worker's address in the header of llm-d's routing sidecar. For SGLang, the body has the
+// fields of SGLang's router. The bookings on both workers have one id, and end with the request.
+//
 // Workers are identified by the serving addresses of their records, as IP:PORT. Workers with other addresses cannot be
 // chosen.
 package gateway

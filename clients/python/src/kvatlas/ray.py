@@ -28,10 +28,11 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
     """Puts the replica first that kvatlas chooses, and two others behind it. Without a choice those two are all."""
 
     def initialize_state(self, urls: str | Sequence[str], model: str, timeout: float = 0.25, book: bool = True,
-                         **client: Any) -> None:
+                         role: str | None = None, **client: Any) -> None:
         """What `request_router_kwargs` has: the model as kvatlas knows it; how many seconds a choice may take; whether
-        requests count as load until they end; and what `AsyncClient` takes besides."""
-        self._model = model
+        requests count as load until they end; the role of the deployment's workers, which a deployment of prefill
+        workers needs; and what `AsyncClient` takes besides."""
+        self._model, self._role = model, role
         self._chooser = Chooser(urls, timeout, book, client)
         self._booked: dict[str, tuple[str, str]] = {}  # by Ray's id of a request: its booking, and the worker
 
@@ -49,7 +50,8 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
         if pending_request is not None and (prompt := _prompt(pending_request)):
             key = pending_request.metadata.internal_request_id
             self._release(key)  # all that were chosen before had no room
-            selection = await self._chooser.choose(model=self._model, workers=list(by_worker), **prompt)
+            selection = await self._chooser.choose(model=self._model, workers=list(by_worker), role=self._role,
+                                                   **prompt)
             chosen = by_worker.get(selection.worker) if selection is not None else None
             if selection is not None and selection.booked:
                 self._booked[key] = selection.request_id, selection.worker

@@ -73,9 +73,11 @@ def test_replicas(world: Any) -> None:
 
         # Without a choice there are two candidates, of which Ray takes the one with the shorter queue.
         dead = router(world["nobody"], absent=0.01)
+        prefill = router(world["http"], role="prefill")  # these workers are aggregated
         for which, one in (
             (r, request("no prompt")), (r, None), (r, request("lora", lora="x", request_token_ids=world["prompt"])),
             (dead, request("nobody answers", request_token_ids=world["prompt"])),
+            (prefill, request("prefill", request_token_ids=world["prompt"])),
         ):
             groups = await which.choose_replicas(replicas, one)
             assert len(groups) == 1 and len(groups[0]) == 2
@@ -85,5 +87,6 @@ def test_replicas(world: Any) -> None:
         r.on_request_completed(replicas[1].replica_id, "one")
         await r._chooser.close()
         await dead._chooser.close()
+        await prefill._chooser.close()
 
     asyncio.run(run())
