@@ -117,7 +117,9 @@ func TestDoctorFindsFaults(t *testing.T) {
 	if stages.Wait(); t.Failed() {
 		return
 	}
-	for _, id := range doctor.Faults() {
+	_, faults := doctorPage(t)
+	for _, name := range faults {
+		id := doctor.Fault(name)
 		if why, excused := unstaged[id]; excused == s.all[id] {
 			t.Errorf("%s: provoked %v, excused %q", id, s.all[id], why)
 		}

@@ -18,15 +18,33 @@ func examine(t *testing.T, args ...string) (harness.Result, doctor.Report) {
 	t.Helper()
 	r := harness.Run(t, "indexer", append([]string{"doctor", "--json", "--timeout", "1m"}, args...)...)
 	report := harness.Decode[doctor.Report](r)
-	if len(report.Checks) != len(doctor.Names()) {
+	checks, _ := doctorPage(t)
+	if len(report.Checks) != len(checks) {
 		t.Fatalf("%d checks: %+v", len(report.Checks), r)
 	}
-	for _, name := range doctor.Names() {
+	for _, name := range checks {
 		if !regexp.MustCompile(`(?m)^` + name + ` +\S`).MatchString(r.Stderr) {
 			t.Errorf("no line of progress of %s: %s", name, r.Stderr)
 		}
 	}
 	return r, report
+}
+
+// doctorPage returns the names of the checks and faults in docs/doctor.md. A test of package doctor compares the page
+// with the code.
+func doctorPage(t *testing.T) (checks, faults []string) {
+	t.Helper()
+	rows := func(part string) (names []string) {
+		for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(part, -1) {
+			names = append(names, m[1])
+		}
+		return names
+	}
+	head, findings, found := strings.Cut(readFile(t, "../docs/doctor.md"), "## All findings")
+	if checks, faults = rows(head), rows(findings); !found || len(checks) == 0 || len(faults) == 0 {
+		t.Fatalf("docs/doctor.md lists the checks %q and the faults %q", checks, faults)
+	}
+	return checks, faults
 }
 
 // found returns the finding of a report that contains a text.

@@ -43,11 +43,11 @@ func (b *blockSizes) reject(e *rawEvent, names []BlockHash, want uint32) Skip {
 	smaller := e.blockSize > 0 && e.blockSize < want
 	switch {
 	case smaller && (slices.Contains(b.right, e.group) || !device && len(b.right) > 0):
-		return SkipPartialBlock
+		return skipPartialBlock
 	case !device: // lower tiers may use different units
 		return SkipCopySize
 	case smaller && !slices.Contains(b.other, e.group) && !b.fillsBlock(e, names, want):
-		return SkipPartialBlock
+		return skipPartialBlock
 	}
 	addGroup(&b.other, e.group)
 	b.got = e.blockSize

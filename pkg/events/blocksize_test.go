@@ -21,16 +21,16 @@ func TestOtherBlockSizes(t *testing.T) {
 	}{
 		"tail first": {[]announcement{
 			{kind: main, size: 1, first: 1, n: 1}, {kind: state, group: 1, size: 1, first: 1, n: 1}, right,
-		}, SkipCounts{SkipPartialBlock: 1, SkipGroupTokens: 1}},
+		}, SkipCounts{skipPartialBlock: 1, skipGroupTokens: 1}},
 		"tails of several prompts first": {[]announcement{
 			{kind: main, size: 1, n: 3}, {kind: main, size: 1, first: 5, n: 3}, {kind: main, size: 1, first: 13, n: 2}, right,
-		}, SkipCounts{SkipPartialBlock: 3}},
+		}, SkipCounts{skipPartialBlock: 3}},
 		"tail last": {[]announcement{
 			right, {kind: main, size: 1, first: 8, n: 3},
-		}, SkipCounts{SkipPartialBlock: 1}},
+		}, SkipCounts{skipPartialBlock: 1}},
 		"a whole block in smaller ones first": {[]announcement{
 			{kind: main, size: 1, n: 3}, {kind: main, size: 1, first: 3, n: 1, diagnosed: true}, right,
-		}, SkipCounts{SkipPartialBlock: 1, SkipBlockSize: 1}},
+		}, SkipCounts{skipPartialBlock: 1, SkipBlockSize: 1}},
 		"a larger block first": {[]announcement{
 			{kind: main, size: 8, n: 1, diagnosed: true}, right,
 		}, SkipCounts{SkipBlockSize: 1}},
@@ -48,7 +48,7 @@ func TestOtherBlockSizes(t *testing.T) {
 		"other units in host memory": {[]announcement{
 			{kind: main, size: 6, n: 1, medium: "CPU"}, right, {kind: main, size: 6, n: 1, medium: "CPU"},
 			{kind: main, size: 2, n: 1, medium: "CPU"},
-		}, SkipCounts{SkipCopySize: 2, SkipPartialBlock: 1}},
+		}, SkipCounts{SkipCopySize: 2, skipPartialBlock: 1}},
 		"only a state group has the size": {[]announcement{
 			{kind: state, group: 1, size: 4, n: 1}, {kind: main, size: 8, n: 1, diagnosed: true}, right,
 		}, SkipCounts{SkipBlockSize: 1}},

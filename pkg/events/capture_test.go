@@ -158,7 +158,7 @@ func TestPublisherCaptures(t *testing.T) {
 			if vllm && minor >= 11 && minor < 17 { // a copy in host memory without extra keys
 				copied := &want[2].Events[0]
 				copied.Chunk, copied.Own, copied.Locals = 1, true, locals(t, 4, Space{}, count(1, 4))
-				passed[2] = []Skip{SkipCopyTokens}
+				passed[2] = []Skip{skipCopyTokens}
 			}
 			d := mustDecoder(t, e, 4)
 			for i, payload := range payloads {
@@ -369,7 +369,7 @@ func TestSamples(t *testing.T) {
 	// The master of a shared store is not an engine: all events have unknown types.
 	d := mustDecoder(t, VLLM, 4)
 	m, err := d.Decode(mustHex(t, samples["mooncake master"]))
-	if err != nil || len(m.Events) != 0 || d.Counts() != (SkipCounts{SkipUnknownType: 1}) {
+	if err != nil || len(m.Events) != 0 || d.Counts() != (SkipCounts{skipUnknownType: 1}) {
 		t.Errorf("mooncake master: %+v, %v, %v", m, err, d.Counts())
 	}
 }

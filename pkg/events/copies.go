@@ -77,9 +77,9 @@ func (d *Decoder) bareCopy(e *rawEvent, blocks []BlockHash) Skip {
 		case e.blockSize == 0 || e.blockSize%d.block != 0: // LMCache may store the end of a prompt as a partial chunk
 			return d.sizes.reject(e, blocks, d.block)
 		case uint64(len(blocks))*uint64(e.blockSize) != uint64(e.tokenCount):
-			return SkipLength
+			return skipLength
 		}
-		d.counts[SkipCopyTokens]++
+		d.counts[skipCopyTokens]++
 	}
 	d.zero = d.zero || slices.Contains(blocks, 0)
 	s := Event{Kind: Stored, Tier: e.tier, Group: e.group, Attention: e.attention, Window: e.window, Drops: e.drops,

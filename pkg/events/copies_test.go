@@ -24,12 +24,12 @@ func TestStoreCopies(t *testing.T) {
 				t.Fatal(err)
 			}
 			m, err := d.Decode(message(t, store(names(1), nil, tokens, c.more...)))
-			if skipped := d.Counts()[SkipStore] == 1; err != nil || skipped != c.skipped[i] || skipped != (len(m.Events) == 0) {
+			if skipped := d.Counts()[skipStore] == 1; err != nil || skipped != c.skipped[i] || skipped != (len(m.Events) == 0) {
 				t.Errorf("%s, registered %v: %+v, %v, %v", c.name, registered, m.Events, d.Counts(), err)
 			}
 		}
 	}
-	if SkipStore.Loses() || !SkipCopySize.Loses() {
+	if skipStore.Loses() || !SkipCopySize.Loses() {
 		t.Error("a copy in the store is lost, or one of another size is not")
 	}
 }

@@ -443,7 +443,7 @@ func (d *Decoder) rank(r *msgp.Reader, m *Message) {
 // ignore skips the value of an optional field with a wrong type, and counts values other than nil.
 func (d *Decoder) ignore(r *msgp.Reader) {
 	if !r.Null() {
-		d.counts[SkipField]++
+		d.counts[skipField]++
 		r.Skip()
 	}
 }
@@ -467,9 +467,9 @@ const notSkipped Skip = math.MaxUint8
 func (d *Decoder) accept(e *rawEvent) Skip {
 	switch e.kind {
 	case typeNone:
-		return SkipMalformed
+		return skipMalformed
 	case typeUnknown:
-		return SkipUnknownType
+		return skipUnknownType
 	case typeCleared:
 		// A clear is applied with any values in other fields.
 		return d.cleared(Event{Kind: Cleared, Tier: AllTiers, Reason: ReasonEngine})
@@ -515,7 +515,7 @@ func (d *Decoder) removeMore() {
 			l.names.Skip()
 			if !l.bad {
 				l.bad = true
-				d.counts[SkipHash]++
+				d.counts[skipHash]++
 			}
 		}
 	}
@@ -534,11 +534,11 @@ func (d *Decoder) removed(e *rawEvent) Skip {
 		return notSkipped
 	}
 	if e.badNames {
-		d.counts[SkipHash]++
+		d.counts[skipHash]++
 	}
 	blocks := d.blocks[e.blocks:]
 	if len(blocks) == 0 && !e.badNames {
-		return SkipEmpty
+		return skipEmpty
 	}
 	for len(blocks) > 0 {
 		n := min(len(blocks), MaxBlocksPerEvent)
@@ -552,14 +552,14 @@ func (d *Decoder) removed(e *rawEvent) Skip {
 func (d *Decoder) stored(e *rawEvent) Skip {
 	blocks := d.blocks[e.blocks:]
 	if e.badNames || e.longNames > 0 && !d.readable(e) {
-		e.passStored(SkipHash)
+		e.passStored(skipHash)
 	}
 	d.complete(e)
 	switch {
 	case e.skipStored != notSkipped:
 		return e.skipStored
 	case e.longNames > 0:
-		return SkipTooLarge
+		return skipTooLarge
 	// a group without blocks of the prompt: only the group's existence matters
 	case len(blocks) == 0 && e.attention.Bounds():
 		d.events = append(d.events, Event{
@@ -568,13 +568,13 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		})
 		return notSkipped
 	case len(blocks) == 0:
-		return SkipEmpty
+		return skipEmpty
 	case d.isStoreCopy(e):
-		return SkipStore
+		return skipStore
 	}
 	if d.isBareCopy(e) && e.attention.Main() {
 		if len(d.digests) > 0 {
-			return SkipToken
+			return skipToken
 		}
 		return d.bareCopy(e, blocks)
 	}
@@ -587,12 +587,12 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		switch {
 		case !e.attention.Main() && (e.blockSize != d.block || !fits):
 			// A group that is no part of the prefix needs only names.
-			d.counts[SkipGroupTokens]++
+			d.counts[skipGroupTokens]++
 			hashed = false
 		case e.blockSize != d.block:
 			return d.sizes.reject(e, blocks, d.block)
 		case !fits:
-			return SkipLength
+			return skipLength
 		case d.unsure && len(e.lora) == 0 && len(e.loraID) == 0:
 			return SkipAdapter
 		}
@@ -601,13 +601,13 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 		e.hasParent = false
 	} else {
 		if d.names.repeats(blocks, e.parent, e.hasParent) {
-			return SkipRepeated
+			return skipRepeated
 		}
 		if skip := d.hash(e, blocks); skip != notSkipped {
 			return skip
 		}
 		if n := len(d.locals) - e.locals; n < len(blocks) {
-			d.counts[SkipToken]++
+			d.counts[skipToken]++
 			blocks = blocks[:n]
 		}
 		if e.attention.Main() && e.deviceUnlessSaid() == Device {

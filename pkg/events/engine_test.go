@@ -78,7 +78,7 @@ func TestSaltIsInherited(t *testing.T) {
 	got = decode(t, d, message(t,
 		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}),
 		store(names(10), nil, tokens[:4], lora, pair{"medium", "CPU"}, keys([]any{"adapter-a", "tenant-a"})),
-	), SkipCopyTokens).Events
+	), skipCopyTokens).Events
 	if got[0].Places() || got[0].Tier != Host || got[0].Blocks[0] != 10 || !slices.Equal(got[1].Locals, want[:1]) {
 		t.Errorf("copies: %v, want %x", got, want[:1])
 	}
@@ -210,7 +210,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 	other := mustDecoder(t, VLLM, 4)
 	decode(t, other, message(t, store(names(1), nil, count(0, 8), pair{"block_size", 8}, pair{"medium", "CPU"}),
 		store(names(1), nil, count(0, 6), pair{"block_size", 6}, pair{"medium", "CPU"})),
-		SkipCopyTokens, SkipCopySize)
+		skipCopyTokens, SkipCopySize)
 	if other.Diagnosis() != nil {
 		t.Error(other.Diagnosis())
 	}
@@ -222,7 +222,7 @@ func TestBlockSizeDiagnosis(t *testing.T) {
 		store(names(3), nil, count(0, 64), pair{"block_size", 64}, pair{"kv_cache_spec_kind", "mamba"},
 			pair{"group_idx", 1}),
 	))
-	if err != nil || d.Diagnosis() != nil || d.Counts() != (SkipCounts{SkipPartialBlock: 1, SkipGroupTokens: 1}) {
+	if err != nil || d.Diagnosis() != nil || d.Counts() != (SkipCounts{skipPartialBlock: 1, skipGroupTokens: 1}) {
 		t.Error(err, d.Diagnosis(), d.Counts())
 	}
 	if want := (Event{Kind: Stored, Tier: Device, Group: 1, Attention: AttentionMamba,
@@ -273,7 +273,7 @@ func TestLongLookahead(t *testing.T) {
 	m = decode(t, d, message(t,
 		store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{tokens[4:7], tokens[8:10]}}),
 		store(names(1, 2), nil, tokens[:8], pair{"lookahead_token_ids", []any{nil, tokens[8:]}}),
-	), SkipLookahead, SkipLookahead)
+	), skipLookahead, skipLookahead)
 	if len(m.Events) != 0 {
 		t.Errorf("%+v", m.Events)
 	}
@@ -309,7 +309,7 @@ func TestDecodeLimits(t *testing.T) {
 		store(blocks, nil, nil, pair{"block_size", 1}),
 		store(blocks[1:], nil, tooMany[1:], pair{"block_size", 1}),
 	))
-	if err != nil || len(m.Events) != maxEventTokens/MaxBlocksPerEvent || d.Counts() != (SkipCounts{SkipTooLarge: 2}) {
+	if err != nil || len(m.Events) != maxEventTokens/MaxBlocksPerEvent || d.Counts() != (SkipCounts{skipTooLarge: 2}) {
 		t.Errorf("%d events, %v, %v", len(m.Events), err, d.Counts())
 	}
 	// Large unused buffers are freed.
@@ -374,7 +374,7 @@ func TestWhatTakesAwayIsTaken(t *testing.T) {
 		{Kind: Cleared, Tier: Host, Reason: ReasonEngine},
 		{Kind: Cleared, Reason: ReasonEngine},
 	}
-	if err != nil || !slices.EqualFunc(m.Events, want, sameEvent) || d.Counts() != (SkipCounts{SkipHash: 1}) {
+	if err != nil || !slices.EqualFunc(m.Events, want, sameEvent) || d.Counts() != (SkipCounts{skipHash: 1}) {
 		t.Errorf("%+v, %v, %v", m.Events, err, d.Counts())
 	}
 }

@@ -55,7 +55,7 @@ func (d *Decoder) readTokenPairs(r *msgp.Reader, n int) {
 		d.tokens = append(d.tokens, uint32(u))
 	}
 	if n > 0 && !r.Broken {
-		d.raw.passStored(SkipToken)
+		d.raw.passStored(skipToken)
 		r.SkipN(n)
 	}
 }

@@ -7,61 +7,61 @@ type Skip uint8
 
 // The reasons. Each reason loses an event, apart from the last five.
 const (
-	SkipUnknownType  Skip = iota // an event of an unknown type
-	SkipMalformed                // an event that is neither array nor map, or lacks a required field
-	SkipEmpty                    // an event without blocks
-	SkipTooLarge                 // an event of more than maxEventTokens tokens or blocks
+	skipUnknownType  Skip = iota // an event of an unknown type
+	skipMalformed                // an event that is neither array nor map, or lacks a required field
+	skipEmpty                    // an event without blocks
+	skipTooLarge                 // an event of more than maxEventTokens tokens or blocks
 	SkipBlockSize                // blocks of another size than expected, or without a size; see Decoder.Diagnosis
-	SkipPartialBlock             // blocks smaller than expected, possibly the tail of a block
-	SkipLength                   // tokens that do not fill the blocks
-	SkipToken                    // a token that is not an integer from 0 to 2^32-1
+	skipPartialBlock             // blocks smaller than expected, possibly the tail of a block
+	skipLength                   // tokens that do not fill the blocks
+	skipToken                    // a token that is not an integer from 0 to 2^32-1
 	// a name that is not an integer, bytes, or a number in digits; a removed event loses only such names
-	SkipHash
-	SkipRepeated // a block that follows itself
-	SkipRemote   // blocks that are not local to the worker
-	SkipMedium   // an unknown medium
+	skipHash
+	skipRepeated // a block that follows itself
+	skipRemote   // blocks that are not local to the worker
+	skipMedium   // an unknown medium
 	// an unreadable LoRA, salt or extra key: the prompts that the blocks serve are unknown
-	SkipSpace
+	skipSpace
 	// unreadable lookahead tokens, or different numbers of them between blocks
-	SkipLookahead
+	skipLookahead
 	SkipCopySize // a copy below the device that is not a multiple of the rank's blocks
 	// blocks of the base model or of an adapter; the engine does not announce which. See DecoderConfig.UnnamedAdapters
 	SkipAdapter
 	// nothing lost: reused blocks, which the engine announced when storing them
-	SkipReused
+	skipReused
 	// nothing lost: copies in a shared store, without events of removal; queries ask the store
-	SkipStore
-	SkipField // no event lost: an optional field with a wrong type
+	skipStore
+	skipField // no event lost: an optional field with a wrong type
 	// no event lost: tokens of a group that is no part of the prefix and does not keep every block
-	SkipGroupTokens
+	skipGroupTokens
 	// no event lost: tokens of a copy below the device without extra keys; alone they do not determine a place
-	SkipCopyTokens
+	skipCopyTokens
 
 	skipKinds = iota
 )
 
 var skipNames = [skipKinds]string{
-	SkipUnknownType:  "unknown_type",
-	SkipMalformed:    "malformed_event",
-	SkipEmpty:        "no_blocks",
-	SkipTooLarge:     "too_large",
+	skipUnknownType:  "unknown_type",
+	skipMalformed:    "malformed_event",
+	skipEmpty:        "no_blocks",
+	skipTooLarge:     "too_large",
 	SkipBlockSize:    "block_size",
-	SkipPartialBlock: "partial_block",
-	SkipLength:       "length_mismatch",
-	SkipToken:        "bad_token",
-	SkipHash:         "bad_hash",
-	SkipRepeated:     "repeated_hash",
-	SkipRemote:       "not_local",
-	SkipMedium:       "unknown_medium",
-	SkipSpace:        "unreadable_space",
-	SkipLookahead:    "unreadable_lookahead",
+	skipPartialBlock: "partial_block",
+	skipLength:       "length_mismatch",
+	skipToken:        "bad_token",
+	skipHash:         "bad_hash",
+	skipRepeated:     "repeated_hash",
+	skipRemote:       "not_local",
+	skipMedium:       "unknown_medium",
+	skipSpace:        "unreadable_space",
+	skipLookahead:    "unreadable_lookahead",
 	SkipCopySize:     "copy_size",
 	SkipAdapter:      "unnamed_adapter",
-	SkipReused:       "reused",
-	SkipStore:        "shared_store",
-	SkipField:        "field",
-	SkipGroupTokens:  "sparse_group_tokens",
-	SkipCopyTokens:   "copy_tokens",
+	skipReused:       "reused",
+	skipStore:        "shared_store",
+	skipField:        "field",
+	skipGroupTokens:  "sparse_group_tokens",
+	skipCopyTokens:   "copy_tokens",
 }
 
 // String returns the reason as a metric's label.
@@ -73,7 +73,7 @@ func (s Skip) String() string {
 }
 
 // Loses reports whether the index lacks an event skipped for this reason.
-func (s Skip) Loses() bool { return s < SkipReused && s != SkipRemote && s != SkipPartialBlock }
+func (s Skip) Loses() bool { return s < skipReused && s != skipRemote && s != skipPartialBlock }
 
 // SkipCounts has the number of occurrences of each reason.
 type SkipCounts [skipKinds]uint64

@@ -35,7 +35,7 @@ func (d *Decoder) readDigests(r *msgp.Reader, n int) {
 		}
 		text, ok := r.Str()
 		if !ok {
-			d.raw.passStored(SkipToken)
+			d.raw.passStored(skipToken)
 			r.SkipN(n - len(d.tokens))
 			return
 		}
@@ -72,7 +72,7 @@ func (d *Decoder) readMediaKeys(e *rawEvent, n int) bool {
 			return false
 		}
 		if len(d.media.values)+keys > maxEventTokens {
-			e.passStored(SkipTooLarge)
+			e.passStored(skipTooLarge)
 			return true
 		}
 		for range keys {

@@ -68,7 +68,7 @@ func TestTensorRT(t *testing.T) {
 			var got []LocalHash
 			var passed []Skip
 			if c.Passed {
-				passed = append(passed, SkipToken)
+				passed = append(passed, skipToken)
 			}
 			for _, e := range decode(t, d, payload, passed...).Events {
 				if got = append(got, e.Locals...); e.Tier != Device || len(e.Blocks) != len(e.Locals) {
@@ -222,7 +222,7 @@ func TestTensorRTUnreadable(t *testing.T) {
 		"a place far":   []any{[]any{key("a", 1<<40)}},
 	} {
 		d := mustDecoder(t, VLLM, 4)
-		got := decode(t, d, message(t, store(names(1), nil, tokens, pair{"mm_keys", keys})), SkipSpace).Events
+		got := decode(t, d, message(t, store(names(1), nil, tokens, pair{"mm_keys", keys})), skipSpace).Events
 		if len(got) > 0 {
 			t.Errorf("%s: %+v", says, got)
 		}
@@ -238,7 +238,7 @@ func TestTensorRTUnreadable(t *testing.T) {
 	// An image in both fields is of no known engine.
 	d := mustDecoder(t, VLLM, 4)
 	if got := decode(t, d, message(t, store(names(1), nil, tokens, pair{"extra_keys", []any{[]any{[]any{"a", 0}}}},
-		pair{"mm_keys", []any{[]any{key("a", 0)}}})), SkipSpace).Events; len(got) > 0 {
+		pair{"mm_keys", []any{[]any{key("a", 0)}}})), skipSpace).Events; len(got) > 0 {
 		t.Errorf("images in two fields: %+v", got)
 	}
 }

@@ -72,7 +72,7 @@ func (n *naiveDecoder) decode(payload []byte) (Message, error) {
 		} else if ok {
 			m.Timestamp = float64(bits)
 		} else {
-			n.counts[SkipField]++
+			n.counts[skipField]++
 		}
 	}
 	if r, ok := n.small(rank); ok {
@@ -162,7 +162,7 @@ func (n *naiveDecoder) small(v any) (uint64, bool) {
 		return bits, true
 	}
 	if v != nil {
-		n.counts[SkipField]++
+		n.counts[skipField]++
 	}
 	return 0, false
 }
@@ -205,7 +205,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		attention = attentionOf(kind)
 	case nil:
 	default:
-		n.counts[SkipField]++
+		n.counts[skipField]++
 	}
 
 	window, _ := n.small(fields["kv_cache_spec_sliding_window"])
@@ -218,7 +218,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		}
 	}
 	if _, isStr := fields["origin"].(string); !isStr && fields["origin"] != nil {
-		n.counts[SkipField]++
+		n.counts[skipField]++
 	}
 
 	kind, ok := fields["type"].(string)
@@ -672,7 +672,7 @@ func TestDecoderTwin(t *testing.T) {
 		}
 	}
 	for s, n := range all {
-		if n == 0 && Skip(s) != SkipTooLarge {
+		if n == 0 && Skip(s) != skipTooLarge {
 			t.Errorf("never tried: %s", Skip(s))
 		}
 	}

@@ -210,7 +210,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 		if e.hasParent = !r.Null(); e.hasParent {
 			var ok bool
 			if e.parent, ok = d.readHash(r); !ok {
-				e.passStored(SkipHash)
+				e.passStored(skipHash)
 				r.Skip()
 			}
 		}
@@ -220,7 +220,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 		if v, ok := r.Uint(math.MaxUint32); ok {
 			e.blockSize = uint32(v)
 		} else if !r.Null() {
-			e.passStored(SkipMalformed)
+			e.passStored(skipMalformed)
 			r.Skip()
 		}
 	case fieldLoRAID:
@@ -245,7 +245,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 		if origin, ok := r.Str(); !ok {
 			d.ignore(r)
 		} else if string(origin) == "REUSED" {
-			e.passStored(SkipReused)
+			e.passStored(skipReused)
 		}
 	case fieldGroup:
 		if v, ok := r.Uint(math.MaxUint32); ok {
@@ -274,7 +274,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 			r.Skip()
 		}
 		if !bytes.EqualFold(where, local) {
-			e.pass(SkipRemote)
+			e.pass(skipRemote)
 		}
 	}
 }
@@ -315,7 +315,7 @@ func (d *Decoder) readBlocks(r *msgp.Reader) {
 	n, ok := r.Array()
 	if !ok {
 		if !r.Null() {
-			e.pass(SkipMalformed)
+			e.pass(skipMalformed)
 			r.Skip()
 		}
 		return
@@ -412,13 +412,13 @@ func (d *Decoder) readTokens(r *msgp.Reader) {
 	n, ok := r.Array()
 	if !ok {
 		if !r.Null() {
-			e.passStored(SkipMalformed)
+			e.passStored(skipMalformed)
 			r.Skip()
 		}
 		return
 	}
 	if n > maxEventTokens {
-		e.passStored(SkipTooLarge)
+		e.passStored(skipTooLarge)
 		r.SkipN(n)
 		return
 	}
@@ -434,7 +434,7 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 	medium, ok := r.Str()
 	if !ok {
 		if !r.Null() {
-			d.raw.pass(SkipMedium)
+			d.raw.pass(skipMedium)
 			r.Skip()
 		}
 		return
@@ -448,7 +448,7 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 		d.raw.tier, d.raw.inStore = Host, true
 	default:
 		if d.raw.tier, ok = tierOfMedium(string(medium[:min(len(medium), maxMedium+1)])); !ok {
-			d.raw.pass(SkipMedium)
+			d.raw.pass(skipMedium)
 		}
 	}
 }
@@ -458,7 +458,7 @@ func (d *Decoder) readMedium(r *msgp.Reader) {
 func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
 	name, ok := r.Str()
 	if !ok && !r.Null() {
-		d.raw.passStored(SkipSpace)
+		d.raw.passStored(skipSpace)
 		r.Skip()
 	}
 	return name
@@ -467,24 +467,24 @@ func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
 // hash appends the local hashes of the event's blocks, up to the first block with a token that is not a number.
 func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	if !d.readExtraKeys(e, len(blocks)) || !d.readMediaKeys(e, len(blocks)) {
-		return SkipSpace
+		return skipSpace
 	}
 	if !d.readLookahead(e, len(blocks)) {
-		return SkipLookahead
+		return skipLookahead
 	}
 	if e.skipStored != notSkipped {
 		return e.skipStored
 	}
 	readable := d.placeStandIns(len(blocks))
 	if readable == 0 {
-		return SkipToken
+		return skipToken
 	}
 	seed := uint64(baseSeed)
 	switch {
 	case len(e.lora) > 0:
 		seed += xxh3.HashSeed(e.lora, loraSeed)
 	case e.badLoRAID:
-		return SkipSpace
+		return skipSpace
 	case len(e.loraID) > 0:
 		d.scratch.bytes = append(append(d.scratch.bytes[:0], loraByID...), e.loraID...)
 		seed += xxh3.HashSeed(d.scratch.bytes, loraSeed)
@@ -576,7 +576,7 @@ func (e *rawEvent) blockValues(span [2]int, n int) (r msgp.Reader, some, ok bool
 
 func (d *Decoder) blockKeys(r *msgp.Reader, e *rawEvent, keys, i int) bool {
 	if len(d.media.values)+keys > maxEventTokens {
-		e.passStored(SkipTooLarge)
+		e.passStored(skipTooLarge)
 		return r.SkipN(keys)
 	}
 	first := i == 0 && !e.hasParent
@@ -680,7 +680,7 @@ func (d *Decoder) readLookahead(e *rawEvent, n int) bool {
 			case tokens >= MaxBlockSize:
 				return false
 			case len(d.beyond.values)+tokens > maxEventTokens:
-				e.passStored(SkipTooLarge)
+				e.passStored(skipTooLarge)
 				return true
 			}
 			if d.beyond.values, ok = r.Uint32s(d.beyond.values, tokens); !ok {

@@ -256,14 +256,6 @@ var checks = []check{
 	{"tokenizers", []string{"nodes"}, lookAtTokenizers, judgeTokenizers, nil, false},
 }
 
-// Names returns the names of the checks, in order.
-func Names() (names []string) {
-	for _, c := range checks {
-		names = append(names, c.name)
-	}
-	return names
-}
-
 // Examine runs all checks. It ends early with ctx. The report contains the checks that did not run.
 func Examine(ctx context.Context, cfg Config) *Report {
 	if cfg.Now == nil {
