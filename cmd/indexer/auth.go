@@ -158,10 +158,8 @@ new configuration or a reload: indexer auth add, then indexer auth push.`,
 			if len(named.shims)+len(named.pools) == 0 {
 				members = append(members, natsauth.Member{Namespace: ns, Role: jetstream.RolePool, Models: named.models})
 			}
-			for _, m := range members {
-				if _, err := ring.Add(m); err != nil {
-					return err
-				}
+			if _, err := ring.AddAll(members); err != nil {
+				return err
 			}
 		}
 		if err := ring.Save(); err != nil {
@@ -283,13 +281,9 @@ the keys were made with --jwt, run push instead.`,
 			if len(members) == 0 {
 				return cli.UsageErrorf("--shim, --pool, --store, --reader, --router, --operator or --analyst is missing")
 			}
-			var added []string
-			for _, m := range members {
-				g, err := ring.Add(m)
-				if err != nil {
-					return err
-				}
-				added = append(added, g.User)
+			added, err := ring.AddAll(members)
+			if err != nil {
+				return err
 			}
 			if err := ring.Save(); err != nil {
 				return err

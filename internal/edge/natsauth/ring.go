@@ -166,6 +166,18 @@ func (r *Ring) AddNamespace(name string, partitions uint32) error {
 	return nil
 }
 
+// AddAll adds users, and returns their names.
+func (r *Ring) AddAll(list []Member) (users []string, err error) {
+	for _, m := range list {
+		g, err := r.Add(m)
+		if err != nil {
+			return nil, err
+		}
+		users = append(users, g.User)
+	}
+	return users, nil
+}
+
 // Add adds a user and creates its keys. It returns the user's grant.
 func (r *Ring) Add(m Member) (jetstream.Grant, error) {
 	g, err := r.grant(&m)

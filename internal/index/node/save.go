@@ -215,16 +215,8 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		return info, err
 	}
 	defer c.export.Close() // the writer no longer owns the rest of the export
-	// Either the log has grown since, or the end of the log is lost. In the second case the snapshot must not replace a
-	// usable snapshot.
-	if c.seq > log.Last {
-		if stream, err = n.cfg.Namespace.StreamInfo(ctx, p); err != nil {
-			return info, fmt.Errorf("look at the log: %w", err)
-		}
-		if now := describeLog(n.cfg.Namespace, stream); !now.Epoch.Equal(log.Epoch) || now.Last < c.seq {
-			return info, fmt.Errorf("%w: the log ends at %d, and %d is applied", errOtherLog, now.Last, c.seq)
-		}
-		log.Last = c.seq
+	if err := n.reaches(ctx, p, &log, c.seq); err != nil {
+		return info, err
 	}
 	plan, err := snapshot.PlanWrite(bucket.seen, log, c.seq)
 	if err != nil {
@@ -241,17 +233,8 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	if err != nil {
 		return info, err
 	}
-	for done := false; !done; {
-		var bad error
-		var took time.Duration
-		if err := n.do(ctx, p, func(*Machine) {
-			begun := time.Now()
-			done, bad = c.export.Step(exportBudget, w)
-			took = time.Since(begun)
-		}); err != nil || bad != nil {
-			return info, errors.Join(err, bad)
-		}
-		loop.Wait(ctx, min(exportRest*took, exportRestMost))
+	if err := n.export(ctx, p, c, w); err != nil {
+		return info, err
 	}
 	manifest, runIndex, err := w.Close()
 	if err != nil {
@@ -268,12 +251,10 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 	if plan.CopyKey != "" {
 		values = append(values, jetstream.Value{Key: plan.CopyKey, Data: plan.Copy})
 	}
-	storing, cancel := context.WithTimeout(ctx, storePatience+time.Duration(written/storeRate)*time.Second)
-	revision, err := n.cfg.Snapshots.Commit(storing, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text},
+	revision, err := n.store(ctx, written, values, jetstream.Value{Key: snapshot.ManifestKey(p), Data: text},
 		bucket.revision)
-	cancel()
 	if err != nil {
-		return info, fmt.Errorf("store: %w", err)
+		return info, err
 	}
 	now := time.Now()
 	info = api.SnapshotInfo{
@@ -286,6 +267,53 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		})
 	})
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
+}
+
+// reaches checks that the log still has the last applied message, and records the log's growth in log. If the end of
+// the log is lost, the snapshot must not replace a usable snapshot.
+func (n *Node) reaches(ctx context.Context, p events.Partition, log *snapshot.Log, applied events.StreamSeq) error {
+	if applied <= log.Last {
+		return nil
+	}
+	stream, err := n.cfg.Namespace.StreamInfo(ctx, p)
+	if err != nil {
+		return fmt.Errorf("look at the log: %w", err)
+	}
+	if now := describeLog(n.cfg.Namespace, stream); !now.Epoch.Equal(log.Epoch) || now.Last < applied {
+		return fmt.Errorf("%w: the log ends at %d, and %d is applied", errOtherLog, now.Last, applied)
+	}
+	log.Last = applied
+	return nil
+}
+
+// store stores the values and the manifest of a snapshot. size is the sum of their bytes, and revision the revision of
+// the previous manifest.
+func (n *Node) store(ctx context.Context, size int64, values []jetstream.Value, manifest jetstream.Value,
+	revision uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, storePatience+time.Duration(size/storeRate)*time.Second)
+	defer cancel()
+	revision, err := n.cfg.Snapshots.Commit(ctx, values, manifest, revision)
+	if err != nil {
+		return 0, fmt.Errorf("store: %w", err)
+	}
+	return revision, nil
+}
+
+// export writes a captured partition in small steps between events.
+func (n *Node) export(ctx context.Context, p events.Partition, c *capture, w *snapshot.Writer) error {
+	for done := false; !done; {
+		var bad error
+		var took time.Duration
+		if err := n.do(ctx, p, func(*Machine) {
+			begun := time.Now()
+			done, bad = c.export.Step(exportBudget, w)
+			took = time.Since(begun)
+		}); err != nil || bad != nil {
+			return errors.Join(err, bad)
+		}
+		loop.Wait(ctx, min(exportRest*took, exportRestMost))
+	}
+	return nil
 }
 
 // cleanUp removes data that no remaining snapshot needs, from the bucket and then from the log.

@@ -138,6 +138,52 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		Now:    time.Now().UTC(),
 		Models: []api.ModelStatus{}, Problems: []string{}, L3: n.l3.status(),
 	}
+	n.addModels(s)
+	s.Index, s.Events = f.index, f.events
+	s.Problems = append(s.Problems, f.problems...)
+	if n.cfg.View != nil {
+		view := n.cfg.View()
+		s.Cluster = clusterStatus(view, n.cfg.ID)
+		s.Problems = append(s.Problems, clusterProblems(view, s.Cluster)...)
+	}
+	s.Problems = append(s.Problems, n.capacityProblems()...)
+	n.capacity.mu.Lock()
+	s.SnapshotBucket, s.Store = n.capacity.bucket.api(), n.capacity.store.api()
+	n.capacity.mu.Unlock()
+	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
+		Rejected: map[string]uint64{}}
+	for why := range n.rejections {
+		if count := n.rejections[why].Load(); count > 0 {
+			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
+		}
+	}
+	s.Rereads = n.rereads.Load()
+	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
+		Ended: n.resyncs.ended.Load()}
+	var found problems
+	for p, at := range n.progress(nil) {
+		p := events.Partition(p)
+		if !n.keeps(p) {
+			continue
+		}
+		sum := ""
+		if checksum != nil {
+			var err error
+			if sum, err = checksum(p, &at.seq); err != nil {
+				return nil, err
+			}
+		}
+		if d, kept := n.partitionStatus(p, at, &found); kept {
+			d.Ranks, d.Checksum = f.ranks[p], sum
+			s.Partitions = append(s.Partitions, d)
+		}
+	}
+	s.Problems = append(s.Problems, found.lines()...)
+	return s, nil
+}
+
+// addModels adds the models with their block sizes, the ranks without a claim, and the problems of both.
+func (n *Node) addModels(s *api.Status) {
 	view := n.view()
 	s.Claims = &api.ClaimStatus{Ranks: len(view.Hidden)}
 	for _, h := range view.Hidden {
@@ -165,91 +211,63 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 	slices.SortFunc(s.Models, func(a, b api.ModelStatus) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.BlockSize, b.BlockSize))
 	})
-	s.Index, s.Events = f.index, f.events
-	s.Problems = append(s.Problems, f.problems...)
-	if n.cfg.View != nil {
-		view := n.cfg.View()
-		s.Cluster = clusterStatus(view, n.cfg.ID)
-		s.Problems = append(s.Problems, clusterProblems(view, s.Cluster)...)
+}
+
+// partitionStatus returns the status of a partition, without the ranks, and adds its problems to found. It returns
+// false if the node no longer keeps the partition.
+func (n *Node) partitionStatus(p events.Partition, at progress, found *problems) (d api.PartitionDetail, kept bool) {
+	o := n.parts[p]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	k := o.phase.data()
+	if k == nil {
+		return d, false
 	}
-	s.Problems = append(s.Problems, n.capacityProblems()...)
-	n.capacity.mu.Lock()
-	s.SnapshotBucket, s.Store = n.capacity.bucket.api(), n.capacity.store.api()
-	n.capacity.mu.Unlock()
-	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
-		Rejected: map[string]uint64{}}
-	for why := range n.rejections {
-		if count := n.rejections[why].Load(); count > 0 {
-			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
-		}
+	d = api.PartitionDetail{
+		PartitionStatus: at.status(p), State: o.phase.state(), LogLast: max(k.last, at.seq),
+		SnapshotSeq: k.saved.seq, SnapshotTime: k.saved.written, SnapshotSize: k.saved.size,
+		RestoredFrom: k.restored.Seq, RestoreMS: float64(k.restored.Took.Microseconds()) / 1000,
+		Log: k.usage.api(), Behind: o.behind(), Writer: n.writer(p),
 	}
-	s.Rereads = n.rereads.Load()
-	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
-		Ended: n.resyncs.ended.Load()}
-	var found problems
-	for p, at := range n.progress(nil) {
-		o, p := n.parts[p], events.Partition(p)
-		if !n.keeps(p) {
-			continue
-		}
-		sum := ""
-		if checksum != nil {
-			var err error
-			if sum, err = checksum(p, &at.seq); err != nil {
-				return nil, err
-			}
-		}
-		o.mu.Lock()
-		k := o.phase.data()
-		if k == nil { // the partition is no longer kept
-			o.mu.Unlock()
-			continue
-		}
-		d := api.PartitionDetail{
-			PartitionStatus: at.status(p), State: o.phase.state(), LogLast: max(k.last, at.seq), Ranks: f.ranks[p],
-			SnapshotSeq: k.saved.seq, SnapshotTime: k.saved.written, SnapshotSize: k.saved.size,
-			RestoredFrom: k.restored.Seq, RestoreMS: float64(k.restored.Took.Microseconds()) / 1000,
-			Log: k.usage.api(), Checksum: sum, Behind: o.behind(), Writer: n.writer(p),
-		}
-		old := ""
-		if at.stale > 0 && at.whole {
-			old = fmt.Sprintf("the state is %s old; answers contain the age (stale_ms)", inWords(at.stale))
-		}
-		switch {
-		case d.Behind && k.err != nil:
-			found.add(p, LogUnreadable, sentences(k.err.Error(), old), seeNATS)
-		case d.Behind:
-			found.add(p, "far behind the log; queries go to current nodes first",
-				fmt.Sprintf("%d messages are not applied", d.LogLast-at.seq), seeBehind)
-		case k.err != nil:
-			found.add(p, logFailed, sentences(k.err.Error(), old), seeNATS)
-		case old != "" && k.usage.refused == nil: // a refused write is the reason otherwise, and is reported already
-			found.add(p, logUnheard, old, seeNATS)
-		}
-		if r := o.reading(); r != nil && r.rereading {
-			found.add(p, "messages were lost between the log and the index; the log is read again from the first missing "+
-				"message", "", seeWait)
-		}
-		if k.err != nil {
-			d.State = api.PartitionUnavailable
-		}
-		if d := o.need(); d != nil {
-			found.add(p, "resync needed", d.why(), seeResync)
-		}
-		switch err := k.saved.problem(); {
-		case err == nil, k.err != nil, k.usage.refused != nil: // the failure of NATS is a problem already
-		case n.writes(p):
-			found.add(p, snapshotFailed, err.Error(), seeNATS)
-		case k.saved.left(time.Now()): // otherwise another node writes the snapshot
-			found.add(p, snapshotLeft+d.Writer,
-				fmt.Sprintf("%d times: %v", k.saved.fails, err), seeNATS)
-		}
-		o.mu.Unlock()
-		d.Lag = uint64(d.LogLast - at.seq)
-		s.Partitions = append(s.Partitions, d)
+	d.Lag = uint64(d.LogLast - at.seq)
+	if k.err != nil {
+		d.State = api.PartitionUnavailable
 	}
-	s.Problems = append(s.Problems, found.lines()...)
-	return s, nil
+	n.addLogProblems(o, &d, at, found)
+	if need := o.need(); need != nil {
+		found.add(p, "resync needed", need.why(), seeResync)
+	}
+	switch err := k.saved.problem(); {
+	case err == nil, k.err != nil, k.usage.refused != nil: // the failure of NATS is a problem already
+	case n.writes(p):
+		found.add(p, snapshotFailed, err.Error(), seeNATS)
+	case k.saved.left(time.Now()): // otherwise another node writes the snapshot
+		found.add(p, snapshotLeft+d.Writer, fmt.Sprintf("%d times: %v", k.saved.fails, err), seeNATS)
+	}
+	return d, true
+}
+
+// addLogProblems adds the problems of a partition with its log. The caller holds o.mu.
+func (n *Node) addLogProblems(o *owner, d *api.PartitionDetail, at progress, found *problems) {
+	k, p, old := o.phase.data(), d.Partition, ""
+	if at.stale > 0 && at.whole {
+		old = fmt.Sprintf("the state is %s old; answers contain the age (stale_ms)", inWords(at.stale))
+	}
+	switch {
+	case d.Behind && k.err != nil:
+		found.add(p, LogUnreadable, sentences(k.err.Error(), old), seeNATS)
+	case d.Behind:
+		found.add(p, "far behind the log; queries go to current nodes first",
+			fmt.Sprintf("%d messages are not applied", d.LogLast-at.seq), seeBehind)
+	case k.err != nil:
+		found.add(p, logFailed, sentences(k.err.Error(), old), seeNATS)
+	case old != "" && k.usage.refused == nil: // a refused write is the reason otherwise, and is reported already
+		found.add(p, logUnheard, old, seeNATS)
+	}
+	if r := o.reading(); r != nil && r.rereading {
+		found.add(p, "messages were lost between the log and the index; the log is read again from the first missing "+
+			"message", "", seeWait)
+	}
 }
 
 // sentences joins all nonempty texts.

@@ -97,17 +97,17 @@ func TestRankWithoutPlacedBlocks(t *testing.T) {
 		problem string
 	}{
 		{"it begins", 1, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
-		{"after unseen blocks", 2, stored(7, 100, 101), "w/0: none of the 2 blocks"},
-		{"after that", 3, stored(101, 102), "w/0: none of the 3 blocks"},
-		{"too late", 5000, stored(8, 200), "w/0: none of the 4 blocks"},
+		{"after unseen blocks", 2, stored(7, 100, 101), "w/0: none of the engine's 2 announced blocks"},
+		{"after that", 3, stored(101, 102), "w/0: none of the engine's 3 announced blocks"},
+		{"too late", 5000, stored(8, 200), "w/0: none of the engine's 4 announced blocks"},
 		{"a prompt from its start", 5001, stored(0, 300), ""},
 		{"the blocks go, and a further block waits for good", 5002, events.Event{Kind: events.Removed, Tier: events.Device,
 			Blocks: []events.BlockHash{300}}, ""},
 		{"all goes", 5003, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
 		{"it restarts", 5004, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonRestart}, ""},
-		{"a block waits", 5005, stored(9, 400), "w/0: none of the 1 blocks"},
+		{"a block waits", 5005, stored(9, 400), "w/0: none of the engine's 1 announced blocks"},
 		{"it is removed", 5006, events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{400}}, ""},
-		{"another waits", 5007, stored(9, 500), "w/0: none of the 2 blocks"},
+		{"another waits", 5007, stored(9, 500), "w/0: none of the engine's 2 announced blocks"},
 		{"all goes", 5008, events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, ""},
 	} {
 		if step.event.Reason == events.ReasonRestart {

@@ -206,45 +206,14 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	}
 	s.views = cluster.NewViews(cfg.Config)
 	s.models = jetstream.NewModels(s.ns, log, func() { s.registry.ModelsChanged() })
-	s.registry = registry.New(registry.Config{
-		BlockSize: s.models.BlockSize,
-		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
-		ClaimsChanged: func() { s.node.ClaimsChanged() }, Log: log,
-		Screen: s.Screen, Master: s.L3.Master,
-		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
-		Absent: func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error) {
-			return control.Absent(ctx, s.ns, ranks)
-		},
-		Holds: func(ctx context.Context, w events.WorkerID) (bool, error) { return s.node.Holds(ctx, w) },
-		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
-			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
-			return shim.Clear(ctx, s.ns, r.Key(), id, events.ReasonLeaseExpiry, still)
-		},
-	})
+	s.registry = s.newRegistry(st)
 	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
 	s.L3.Dial = dial.Quick(s.Screen.Rule).DialContext
 	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
 	s.funnel = s.newFunnel()
-	nodeConfig := node.Config{
-		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
-		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
-		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
-		RecreateSnapshots: st.recreateSnapshots,
-		Shared:            true, View: s.views.Now, Source: s.registry.Source, Claimed: s.registry.Claimed,
-		BlockSize: s.models.BlockSize, Decoded: s.funnel.Applying, Traced: s.Tracer.On(),
-		Ready: func() { close(s.ready) }, Log: log, Metrics: measured{s.queries, s},
-	}
-	if s.Embedded != nil {
-		nodeConfig.StoreLimit, nodeConfig.Health = s.Embedded.Limit, s.Embedded.Health
-	}
-	s.node = node.New(nodeConfig)
+	s.node = s.newNode(st)
 	s.registry.RequireClaims(st.claimsRequired)
-	s.scatter = scatter.New(scatter.Config{
-		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
-		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
-		Transport: &peers{s.pool, s.Namespace}, Hedges: &s.pool.Hedges, Forward: s.forward,
-		Metrics: measured{s.queries, s},
-	})
+	s.scatter = s.newScatter()
 	if s.guesses, err = guess.New(guess.Config{Settings: s.Guesses, Pool: s.registry.Pool}); err != nil {
 		return nil, err
 	}
@@ -262,11 +231,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.tokenizers = s.newTokenizers()
 	s.sessions = s.newSessions()
 	s.Sources.Mark = s.registry.MarkAnswer
-	s.selection, err = selection.New(selection.Config{
-		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
-		Penalties: s.engines.penalties, Stage: s.selectionStageHook(), Sessions: s.sessions, Observe: s.recordHook(),
-		Policy: s.Policy, Routing: s.Routing, Sources: s.Sources,
-	})
+	s.selection, err = s.newSelection()
 	if err != nil {
 		return nil, err
 	}
@@ -276,6 +241,61 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	cfg.Keeper, cfg.Views = s.node, s.views
 	s.joining = cfg
 	return s, nil
+}
+
+// newRegistry returns the registry of workers.
+func (s *Server) newRegistry(st *store) *registry.Registry {
+	return registry.New(registry.Config{
+		BlockSize: s.models.BlockSize,
+		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
+		ClaimsChanged: func() { s.node.ClaimsChanged() }, Log: s.log,
+		Screen: s.Screen, Master: s.L3.Master,
+		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Absent: func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error) {
+			return control.Absent(ctx, s.ns, ranks)
+		},
+		Holds: func(ctx context.Context, w events.WorkerID) (bool, error) { return s.node.Holds(ctx, w) },
+		Clear: func(ctx context.Context, r registry.Record, still func(context.Context) (bool, error)) error {
+			id := shim.Identity{Model: r.Model, BlockSize: r.BlockSize}
+			return shim.Clear(ctx, s.ns, r.Key(), id, events.ReasonLeaseExpiry, still)
+		},
+	})
+}
+
+// newNode returns the node that applies the log and answers from the index.
+func (s *Server) newNode(st *store) *node.Node {
+	cfg := node.Config{
+		ID: s.ID, Version: s.Version, Namespace: s.ns, Snapshots: st.snapshots, Index: s.Index,
+		Shards: cmp.Or(s.IndexShards, runtime.GOMAXPROCS(0)/2), L3: s.L3,
+		SnapshotInterval: s.SnapshotInterval, SnapshotBlocks: s.SnapshotBlocks, Recreate: st.mendLog,
+		RecreateSnapshots: st.recreateSnapshots,
+		Shared:            true, View: s.views.Now, Source: s.registry.Source, Claimed: s.registry.Claimed,
+		BlockSize: s.models.BlockSize, Decoded: s.funnel.Applying, Traced: s.Tracer.On(),
+		Ready: func() { close(s.ready) }, Log: s.log, Metrics: measured{s.queries, s},
+	}
+	if s.Embedded != nil {
+		cfg.StoreLimit, cfg.Health = s.Embedded.Limit, s.Embedded.Health
+	}
+	return node.New(cfg)
+}
+
+// newScatter returns the part that sends queries to the nodes with the partitions.
+func (s *Server) newScatter() *scatter.Scatter {
+	return scatter.New(scatter.Config{
+		Self: s.ID, Partitions: s.ns.Partitions(), PartitionOf: s.ns.PartitionOf, Local: s.node, View: s.view,
+		Store:     func(q *api.Query, blockSize uint32) scatter.Question { return s.node.BeginL3(q, blockSize) },
+		Transport: &peers{s.pool, s.Namespace}, Hedges: &s.pool.Hedges, Forward: s.forward,
+		Metrics: measured{s.queries, s},
+	})
+}
+
+// newSelection returns the part that chooses workers.
+func (s *Server) newSelection() (*selection.Service, error) {
+	return selection.New(selection.Config{
+		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
+		Penalties: s.engines.penalties, Stage: s.selectionStageHook(), Sessions: s.sessions, Observe: s.recordHook(),
+		Policy: s.Policy, Routing: s.Routing, Sources: s.Sources,
+	})
 }
 
 // Run serves until ctx ends, and then hands over the partitions of this node. It returns early with an error if a port

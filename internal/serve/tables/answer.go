@@ -33,19 +33,7 @@ func Answer(w io.Writer, a *api.Answer, q *api.Query) {
 	if len(a.UnknownEndpoints) > 0 {
 		cli.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
 	}
-	if l := a.L3; l.Status != api.L3NotConfigured && l.Status != "" {
-		cli.Fprintf(w, "shared store: %s, %d blocks found", l.Status, l.Total)
-		for _, r := range l.Ranges {
-			cli.Fprintf(w, " [%d,%d)", r[0], r[1])
-		}
-		if l.AgeMS > 0 {
-			cli.Fprintf(w, ", as of %.0f ms ago", l.AgeMS)
-		}
-		if l.Reason != "" {
-			cli.Fprintf(w, ": %s", l.Reason)
-		}
-		cli.Fprintln(w)
-	}
+	store(w, &a.L3)
 	if q.Explain && a.Blocks > 0 && len(a.Workers) > 0 {
 		explanation(w, a)
 		return
@@ -60,6 +48,28 @@ func Answer(w io.Writer, a *api.Answer, q *api.Query) {
 		cli.Fprintln(w, "no worker holds any of it:", why)
 		return
 	}
+	overlaps(w, a, q)
+}
+
+// store prints the answer of the shared store, if the model has a store.
+func store(w io.Writer, l *api.L3) {
+	if l.Status != api.L3NotConfigured && l.Status != "" {
+		cli.Fprintf(w, "shared store: %s, %d blocks found", l.Status, l.Total)
+		for _, r := range l.Ranges {
+			cli.Fprintf(w, " [%d,%d)", r[0], r[1])
+		}
+		if l.AgeMS > 0 {
+			cli.Fprintf(w, ", as of %.0f ms ago", l.AgeMS)
+		}
+		if l.Reason != "" {
+			cli.Fprintf(w, ": %s", l.Reason)
+		}
+		cli.Fprintln(w)
+	}
+}
+
+// overlaps prints a line for each rank with a part of the prompt.
+func overlaps(w io.Writer, a *api.Answer, q *api.Query) {
 	heading := []string{"WORKER", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
 	for _, set := range q.Within {
 		heading = append(heading, strings.ToUpper(string(set)))

@@ -80,6 +80,16 @@ func Status(w io.Writer, s *api.Status) {
 	b := s.Index.Blocks
 	cli.Fprintf(w, "index: %d blocks held on device, %d host, %d disk, %d external; %d distinct; %s\n",
 		b.Device, b.Host, b.Disk, b.External, s.Index.Distinct, cli.Bytes(s.Index.Bytes))
+	counts(w, s)
+	stores(w, s)
+	partitions(w, s)
+	if len(s.Replicas) > 0 {
+		replicas(w, s.Replicas)
+	}
+}
+
+// counts prints the models, and the totals since the start: events, requests and snapshots.
+func counts(w io.Writer, s *api.Status) {
 	for _, m := range s.Models {
 		cli.Fprintf(w, "model %s: blocks of %d tokens, %d ranks\n", m.Model, m.BlockSize, m.Ranks)
 	}
@@ -105,6 +115,10 @@ func Status(w io.Writer, s *api.Status) {
 		}
 		cli.Fprintln(w)
 	}
+}
+
+// stores prints the requests under way, the claims, the sizes of streams and buckets, and the shared stores.
+func stores(w io.Writer, s *api.Status) {
 	if s.Load != nil {
 		for _, m := range s.Load.Models {
 			cli.Fprintf(w, "requests under way of %s: %d, digest %s; since start %d booked, %d expired, %d refused, "+
@@ -130,6 +144,10 @@ func Status(w io.Writer, s *api.Status) {
 		cli.Fprintf(w, "shared store %s: %s; since start %d questions, %d failed, %d answers partial\n", x.Store, how,
 			x.Questions, x.Failed, x.Partial)
 	}
+}
+
+// partitions prints a line for each partition.
+func partitions(w io.Writer, s *api.Status) {
 	cli.Fprintln(w)
 	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT SEQ", "SIZE", "TAKEN",
 		"WRITER"}
@@ -146,9 +164,6 @@ func Status(w io.Writer, s *api.Status) {
 		heading = append(heading, "CHECKSUM")
 	}
 	cli.Table(w, heading, rows)
-	if len(s.Replicas) > 0 {
-		replicas(w, s.Replicas)
-	}
 }
 
 // snapshotOf describes a partition's snapshot as a node has written or restored it. A node may have no record of a
