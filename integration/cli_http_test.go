@@ -108,7 +108,7 @@ func TestCommandsOverHTTP(t *testing.T) {
 		check("without NATS", away, command, false)
 	}
 	r = harness.Run(t, "indexer", append([]string{"workers"}, away...)...)
-	if !strings.Contains(r.Stderr, "does not answer; "+over[1]+" is asked over HTTP") ||
+	if !strings.Contains(r.Stderr, "does not answer; the request goes to "+over[1]+" over HTTP") ||
 		!strings.Contains(r.Stdout, "w1") {
 		t.Errorf("without NATS: %+v", r)
 	}

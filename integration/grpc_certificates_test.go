@@ -118,7 +118,7 @@ func TestClientCAFlags(t *testing.T) {
 		args []string
 		said string
 	}{
-		{[]string{"--grpc-client-ca", ca.File}, "--grpc-client-ca says nothing without --grpc-listen"},
+		{[]string{"--grpc-client-ca", ca.File}, "--grpc-client-ca has no effect without --grpc-listen"},
 		{[]string{"--grpc-listen", "127.0.0.1:0", "--grpc-client-ca", ca.File}, "--http-cert and --http-key"},
 		{[]string{"--grpc-listen", "127.0.0.1:0", "--grpc-client-ca", key}, "has no certificate in PEM"},
 		{[]string{"--grpc-listen", "127.0.0.1:0", "--grpc-client-ca", key + "-none"}, "no such file"},

@@ -100,7 +100,7 @@ func TestGuesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for words, want := range map[string]string{
-		"select":                           "confirm 0 blocks on its device; it probably holds 8",
+		"select":                           "confirm 0 blocks on the device; the worker probably holds 8",
 		"select --policy dynamo --explain": "GUESSED BLOCKS",
 		"query":                            "GUESSED",
 		"query --explain":                  string(worker) + "/0 probably holds 8 blocks",

@@ -424,16 +424,16 @@ func TestExplainNamesTheGroup(t *testing.T) {
 		return strings.Join(lines[:len(lines)-1], "")
 	}
 	const needs = "no longer prefix has what group"
-	const behind = "it holds behind are of no use)"
+	const behind = "later blocks are of no use)"
 	got, want := query("--explain"), `m: 10 blocks of 16 tokens
 
 BLOCKS  DEVICE                                              HOST  DISK  EXTERNAL  STORE
 [0,10)  bound/0 full/0 draft/0 chunk/0 state/0 window/0 +2  -     -     -         -
 
 WORKER    OWN  STOPPED
-bound/0   10   the prompt ends; its engine may reuse less: what some group of its cache needs is not known
+bound/0   10   the prompt ends; the engine may reuse less: the needs of some group of the cache are unknown
 full/0    10   the prompt ends
-draft/0   9    block 9: its engine computes the last block that it holds anew, for its draft model (1 `+behind+`
+draft/0   9    block 9: the engine computes the last held block again, for the draft model (1 `+behind+`
 chunk/0   8    block 8: `+needs+` 2 (chunked_local_attention, 64 tokens) needs (2 `+behind+`
 state/0   6    block 6: `+needs+` 1 (mamba) needs (4 `+behind+`
 window/0  5    block 5: `+needs+` 1 (sliding_window, 48 tokens) needs (5 `+behind+`

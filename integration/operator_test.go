@@ -165,7 +165,7 @@ func TestOperator(t *testing.T) {
 		}
 	}
 	if r := harness.Run(t, "indexer", "snapshot", "verify", "--nats", x.NATS); r.Code != 1 ||
-		!strings.Contains(r.Stderr, "4 of 8 snapshots are not what was written") ||
+		!strings.Contains(r.Stderr, "4 of 8 snapshots differ from the written data") ||
 		!strings.Contains(r.Stdout, "does not end with its checksum") {
 		t.Errorf("verify: %+v", r)
 	}
@@ -232,7 +232,7 @@ func TestForget(t *testing.T) {
 		t.Fatalf("while the shim lives: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "forget", "w9", "--nats", x.NATS); r.Code != 1 ||
-		!strings.Contains(r.Stderr, "nothing is known of worker w9") {
+		!strings.Contains(r.Stderr, "worker w9 is unknown") {
 		t.Errorf("of nobody: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.NATS); r.Code != 1 ||

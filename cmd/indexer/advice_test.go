@@ -11,14 +11,14 @@ import (
 	"testing"
 )
 
-// TestTroubleSaysWhatToDo reads the log lines of both programs: each warning or error about what waits, is refused or
-// has failed says what to do.
-func TestTroubleSaysWhatToDo(t *testing.T) {
+// TestWarningsHaveRemedies reads the log lines of both programs: every warning or error about a wait, a refusal or a
+// failure has a remedy.
+func TestWarningsHaveRemedies(t *testing.T) {
 	trouble := regexp.MustCompile(
 		`wait|permit|cannot|could not|lost|accepts nothing|accept events|not written|refus|is unhealthy|silent|not heard|no NATS|does not|^NATS$`)
 	// nothing need be done, or nothing can be
 	informs := regexp.MustCompile(
-		`cannot be decoded|registration cannot be read|could not be replayed|cannot say it again`)
+		`cannot be decoded|registration cannot be read|could not be replayed`)
 	found := 0
 	for _, folder := range []string{"cmd/indexer", "cmd/worker-shim", "internal/ingest/shim/host",
 		"internal/ingest/source", "internal/ingest/pods", "internal/operate/upkeep", "internal/serve/launch",
@@ -63,7 +63,7 @@ func TestTroubleSaysWhatToDo(t *testing.T) {
 				}
 				if trouble.MatchString(message) && !informs.MatchString(message) {
 					if found++; !advised {
-						t.Errorf("%s: %q says not what to do", set.Position(call.Pos()), message)
+						t.Errorf("%s: %q has no what_to_do", set.Position(call.Pos()), message)
 					}
 				}
 				return true

@@ -20,30 +20,30 @@ func authCommand() *cobra.Command {
 	return cli.Group(&cobra.Command{
 		Use:   "auth",
 		Short: "Make, add, replace and remove the keys of NATS users",
-		Long: `Keep the keys of NATS users in a folder, and write what NATS servers must know of them. Nodes, readers, routers,
-operators, and each shim, pool of shims or store have a NATS account of their own, which imports the subjects of its
-role from the nodes' account.`,
+		Long: `Keep the keys of NATS users in a folder, and write the configuration of NATS servers for the users. Nodes,
+readers, routers, operators, shims, pools of shims and stores have separate NATS accounts. An account imports the
+subjects of the role from the nodes' account.`,
 	}, authExampleCommand(), authAddCommand(), authRotateCommand(), authRemoveCommand(), authPrintCommand(),
 		authPushCommand())
 }
 
-// userFlags are the flags that name users.
+// userFlags are the flags with names of users.
 type userFlags struct{ shims, pools, stores, models, readers, routers, operators, analysts []string }
 
 func (s *userFlags) register(f *pflag.FlagSet) {
-	f.StringSliceVar(&s.shims, "shim", nil, "worker whose shim gets a key of its own; may be given again")
+	f.StringSliceVar(&s.shims, "shim", nil, "worker with a key for the worker's shim; may be given again")
 	f.StringSliceVar(&s.pools, "pool", nil,
-		"name of a pool: shims of any worker that share a key and trust each other; may be given again")
+		"name of a pool: shims of any workers with a common key and mutual trust; may be given again")
 	f.StringSliceVar(&s.stores, "store", nil,
-		"HTTP address of a shared store's master whose shim gets a key of its own; may be given again")
+		"HTTP address of a shared store's master, for a key of the store's shim; may be given again")
 	f.StringSliceVar(&s.models, "model", nil,
-		"model that the workers of --shim and --pool may serve; may be given again (default: any model)")
+		"permitted model of the workers of --shim and --pool; may be given again (default: any model)")
 	for _, c := range s.clients() {
-		f.StringSliceVar(c.names, string(c.role), nil, c.what()+", with a key and an inbox of its own; may be given again")
+		f.StringSliceVar(c.names, string(c.role), nil, c.what()+", with a separate key and inbox; may be given again")
 	}
 }
 
-// clients are the roles of which a namespace may have further users, and the names of these.
+// clients are the roles with further users in a namespace, and the names of the users.
 func (s *userFlags) clients() []clientFlag {
 	return []clientFlag{{jetstream.RoleReader, &s.readers}, {jetstream.RoleRouter, &s.routers},
 		{jetstream.RoleOperator, &s.operators}, {jetstream.RoleAnalyst, &s.analysts}}
@@ -87,7 +87,7 @@ func keysFlag(f *pflag.FlagSet, keys *string) {
 
 func resolverFlag(f *pflag.FlagSet, resolver *string) {
 	f.StringVar(resolver, "resolver-dir", "jwt",
-		"folder in which the NATS servers keep accounts; for keys that were made with --jwt")
+		"folder of the NATS servers for accounts; for keys created with --jwt")
 }
 
 func authExampleCommand() *cobra.Command {
@@ -98,21 +98,21 @@ func authExampleCommand() *cobra.Command {
 	var jwt, keep bool
 	cmd := &cobra.Command{
 		Use:   "example [--namespace NS]... [--shim WORKER]... [--model M]... [--pool NAME]... --keys DIR",
-		Short: "Make keys, and print the accounts part of a nats-server configuration that goes with them",
-		Long: `Make keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server
-configuration. Each namespace gets a user for indexer nodes, one for readers (queries), one for routers (queries, choices
-and bookings), one for operators (queries and changes of workers), and one for each --shim, --pool and --store. Each has an account of
-its own. Without --shim and --pool there is one pool for all shims.
+		Short: "Create keys, and print the matching accounts of a nats-server configuration",
+		Long: `Create keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server
+configuration. A namespace gets a user for indexer nodes, one for readers (queries), one for routers (queries, choices
+and bookings), one for operators (queries and changes of workers), and one per --shim, --pool and --store. Every user
+has a separate account. Without --shim and --pool, a single pool serves all shims.
 
-A key of --shim may publish the events of that worker, for the models of --model. A key of --pool may publish the events
-of any worker.
+A key of --shim may publish the events of the named worker, for the models of --model. A key of --pool may publish the
+events of any worker.
 
-New keys go into --keys, one file each, readable by their owner alone. The command prints the flags with which a program
-connects as each user to standard error. Beside each key it writes a settings file, NAMESPACE-USER.yaml, which a program
-reads with --config in place of these flags.
+New keys go into --keys, one file per key, readable only by the owner. The command prints the flags for connections of
+every user to standard error. Beside a key the command writes a settings file, NAMESPACE-USER.yaml, for the flag
+--config in place of the printed flags.
 
-With --jwt the configuration names an operator instead of users. Servers then take new shims while they run, without a
-new configuration or a reload: indexer auth add, then indexer auth push.`,
+With --jwt the configuration names an operator in place of users. Servers then accept new shims while running, without
+a new configuration or a reload: run indexer auth add, then indexer auth push.`,
 		Example: `  indexer auth example --namespace prod --shim worker-1 --model llama --keys keys > accounts.conf
   indexer serve --nats nats://nats-1 --config keys/prod-node.yaml
   indexer query --nats nats://nats-1 --config keys/prod-reader.yaml --model llama --tokens 1,2,3`,
@@ -123,8 +123,8 @@ new configuration or a reload: indexer auth add, then indexer auth push.`,
 	named.register(f)
 	keysFlag(f, &keys)
 	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
-	f.BoolVar(&jwt, "jwt", false, "let servers take new users while they run: accounts are signed by an operator (JWT)")
-	f.BoolVar(&keep, "keep-keys", false, "use the keys of users that --keys has from a release before 0.5, without --jwt")
+	f.BoolVar(&jwt, "jwt", false, "let running servers accept new users: an operator signs the accounts (JWT)")
+	f.BoolVar(&keep, "keep-keys", false, "use the existing users' keys in --keys from a release before 0.5, without --jwt")
 	natsFlag(f, &nats)
 	resolverFlag(f, &resolver)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -175,7 +175,7 @@ new configuration or a reload: indexer auth add, then indexer auth push.`,
 	return cmd
 }
 
-// printUsers prints to standard error how programs connect as a namespace's users: all of them, or those named.
+// printUsers prints to standard error the connection settings of a namespace's users: all users, or the named users.
 func printUsers(ring *natsauth.Ring, namespace string, only ...string) error {
 	grants, err := ring.Grants(namespace)
 	if err != nil {
@@ -189,7 +189,7 @@ func printUsers(ring *natsauth.Ring, namespace string, only ...string) error {
 	return nil
 }
 
-// writeUsers writes the settings files of a namespace's users, all of them or those named, and prints the users.
+// writeUsers writes the settings files of a namespace's users, of all or of the named users, and prints the users.
 func writeUsers(ring *natsauth.Ring, namespace, nats string, only ...string) error {
 	grants, err := ring.Grants(namespace)
 	if err != nil {
@@ -205,12 +205,12 @@ func writeUsers(ring *natsauth.Ring, namespace, nats string, only ...string) err
 	if err := printUsers(ring, namespace, only...); err != nil {
 		return err
 	}
-	cli.Fprintf(os.Stderr, "in place of these flags: --config %s, with the user's name for *\n",
+	cli.Fprintf(os.Stderr, "in place of the flags: --config %s, with the user's name for *\n",
 		ring.SettingsFile(namespace, &jetstream.Grant{User: "*"}))
 	return nil
 }
 
-// natsFlag is the address that settings files name.
+// natsFlag is the address in settings files.
 func natsFlag(f *pflag.FlagSet, nats *string) {
 	f.StringVar(nats, "nats", "", "address of the NATS servers, for the settings files of the users")
 }
@@ -224,26 +224,26 @@ func printServers(ring *natsauth.Ring, resolver string) error {
 	return err
 }
 
-// published describes the step after which a change of a ring takes effect.
+// published describes the step that activates a change of a ring.
 func published(ring *natsauth.Ring, resolver string) error {
 	if ring.Mode == natsauth.JWT {
 		cli.Fprintln(os.Stderr, "run `indexer auth push` to give the accounts to the NATS servers")
 		return nil
 	}
-	cli.Fprintln(os.Stderr, "replace the accounts in the NATS servers' configuration with these, and reload one server "+
-		"after the other, each twice (nats-server --signal reload; SIGHUP to an indexer with a server inside): a new "+
-		"account's imports work from the second reload on")
+	cli.Fprintln(os.Stderr, "replace the accounts in the NATS servers' configuration with the printed accounts, and "+
+		"reload one server after the other, always twice (nats-server --signal reload; SIGHUP to an indexer with a server "+
+		"inside): a new account's imports work from the second reload on")
 	return printServers(ring, resolver)
 }
 
-// ringCommand is a command that changes a ring.
+// ringCommand is a command with a change of a ring.
 func ringCommand(cmd *cobra.Command, flags func(*pflag.FlagSet), namespaceToo bool,
 	change func(ring *natsauth.Ring, namespace string) error) *cobra.Command {
 	var keys, namespace string
 	cmd.Args = cobra.NoArgs
 	keysFlag(cmd.Flags(), &keys)
 	if namespaceToo {
-		cmd.Flags().StringVar(&namespace, "namespace", "", "namespace (default: the only one of the folder)")
+		cmd.Flags().StringVar(&namespace, "namespace", "", "namespace (default: the only namespace of the folder)")
 	}
 	flags(cmd.Flags())
 	cmd.RunE = func(*cobra.Command, []string) error {
@@ -271,9 +271,9 @@ func authAddCommand() *cobra.Command {
 	return ringCommand(&cobra.Command{
 		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
 		Short: "Make keys for further users",
-		Long: `Make keys for further shims, pools, stores, readers, routers and operators, and for analysts, which read recorded
-requests (docs/recording.md). The command prints the flags with which each connects to standard error, and the new accounts part of the servers' configuration to standard output. If
-the keys were made with --jwt, run push instead.`,
+		Long: `Create keys for further shims, pools, stores, readers, routers and operators, and for analysts with access
+to recorded requests (docs/recording.md). The command prints the flags for connections to standard error, and the new
+accounts part of the servers' configuration to standard output. For keys created with --jwt, run push instead.`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) { named.register(f); natsFlag(f, &nats); resolverFlag(f, &resolver) }, true,
 		func(ring *natsauth.Ring, namespace string) error {
@@ -302,16 +302,16 @@ func authRotateCommand() *cobra.Command {
 	return ringCommand(&cobra.Command{
 		Use:   "rotate [--user NAME]... [--finish] --keys DIR",
 		Short: "Replace the keys of users, without downtime",
-		Long: `Replace the keys of users: all of the namespace, or those of --user. Both keys are valid until --finish, so that
-programs can be restarted one after the other:
+		Long: `Replace the keys of users: of all users of the namespace, or of the users of --user. Both keys are valid until
+--finish, so programs can be restarted in turn:
 
-1. indexer auth rotate makes new keys. Give the servers the configuration that it prints, or run indexer auth push.
-2. Restart each program with its new key, which has the old file's name. The old key's file ends in .old.
-3. indexer auth rotate --finish makes the old keys invalid. Give the servers the configuration again, or push.`,
+1. indexer auth rotate creates new keys. Give the printed configuration to the servers, or run indexer auth push.
+2. Restart every program with the new key. The new key has the old file's name. The old key's file ends in .old.
+3. indexer auth rotate --finish makes the old keys invalid. Give the configuration to the servers again, or push.`,
 		Example: `  indexer auth rotate --user reader --keys keys > accounts.conf
   indexer auth rotate --user reader --finish --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) {
-		f.StringSliceVar(&users, "user", nil, "user, as the other commands print it; may be given again (default: all)")
+		f.StringSliceVar(&users, "user", nil, "user, as printed by the auth commands; may be given again (default: all)")
 		f.BoolVar(&finish, "finish", false, "make the old keys invalid")
 		resolverFlag(f, &resolver)
 	}, true, func(ring *natsauth.Ring, namespace string) error {
@@ -329,7 +329,7 @@ programs can be restarted one after the other:
 				if err := ring.Rotate(namespace, user); err != nil {
 					return err
 				}
-				if err := ring.Save(); err != nil { // each at once: its secret is in the folder
+				if err := ring.Save(); err != nil { // at once: the folder has the secret
 					return err
 				}
 				continue
@@ -357,12 +357,12 @@ func authRemoveCommand() *cobra.Command {
 	var resolver string
 	return ringCommand(&cobra.Command{
 		Use:   "remove --user NAME... --keys DIR",
-		Short: "Remove users that were added, with their keys",
-		Long: `Remove users of shims, pools and stores, and named readers, routers, operators and analysts. Their keys are deleted from the folder, and are no longer valid once the
-servers have the configuration that the command prints, or indexer auth push was run.`,
+		Short: "Remove added users and the users' keys",
+		Long: `Remove users of shims, pools and stores, and named readers, routers, operators and analysts. The command deletes the
+keys from the folder. The keys are invalid once the servers have the printed configuration, or after indexer auth push.`,
 		Example: `  indexer auth remove --user shim-worker-2 --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) {
-		f.StringSliceVar(&users, "user", nil, "user, as the other commands print it; may be given again (required)")
+		f.StringSliceVar(&users, "user", nil, "user, as printed by the auth commands; may be given again (required)")
 		resolverFlag(f, &resolver)
 	}, true, func(ring *natsauth.Ring, namespace string) error {
 		if len(users) == 0 {
@@ -386,8 +386,8 @@ func authPrintCommand() *cobra.Command {
 	return ringCommand(&cobra.Command{
 		Use:   "print --keys DIR",
 		Short: "Print the accounts part of a nats-server configuration again",
-		Long: `Print the accounts part of a nats-server configuration that goes with the keys in a folder, and the flags with which a
-program connects as each user to standard error.`,
+		Long: `Print the accounts part of a nats-server configuration for the keys in a folder, and print the flags for
+connections of every user to standard error.`,
 		Example: `  indexer auth print --keys keys > accounts.conf`,
 	}, func(f *pflag.FlagSet) {
 		resolverFlag(f, &resolver)
@@ -415,10 +415,10 @@ func authPushCommand() *cobra.Command {
 	var timeout time.Duration
 	return ringCommand(&cobra.Command{
 		Use:   "push --nats URL --keys DIR",
-		Short: "Give running NATS servers the accounts of keys that were made with --jwt",
-		Long: `Give running NATS servers the accounts of keys that were made with --jwt, and have them delete the accounts of users
-that were removed. One server passes them on to its cluster. The command may be repeated. It connects with system.creds
-of the folder unless a flag names other credentials.`,
+		Short: "Send the accounts of keys created with --jwt to running NATS servers",
+		Long: `Send the accounts of keys created with --jwt to running NATS servers, and delete the accounts of removed users
+there. A server passes the accounts on to the cluster. The command may be repeated. The command connects with
+system.creds of the folder unless a flag names different credentials.`,
 		Example: `  indexer auth push --nats nats://nats-1:4222 --keys keys`,
 	}, func(f *pflag.FlagSet) {
 		nats = cli.NATSFlags(f, false)
@@ -433,7 +433,7 @@ of the folder unless a flag names other credentials.`,
 		defer conn.Close()
 		taken, err := ring.Push(ctx, conn)
 		if err == nil {
-			cli.Fprintf(os.Stdout, "%s taken by %s\n", cli.Count(uint64(taken), "account"), strings.TrimSpace(nats.Shown()))
+			cli.Fprintf(os.Stdout, "%s accepted by %s\n", cli.Count(uint64(taken), "account"), strings.TrimSpace(nats.Shown()))
 		}
 		return err
 	})

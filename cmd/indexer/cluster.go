@@ -15,10 +15,10 @@ import (
 func clusterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster",
-		Short: "Show which nodes there are, and which partitions each serves",
-		Long: `Show which nodes there are, and which partitions each serves, as the node knows that answers: those that are READY,
-those that it serves far BEHIND the log, and those that it is RELEASING, because others have them. Exit status 1 if
-there is a partition that nobody serves.`,
+		Short: "Show all nodes with the partitions of every node",
+		Long: `Show all nodes with the partitions of every node, in the view of the answering node: READY partitions,
+partitions far BEHIND the log, and partitions in RELEASING, with new nodes in charge. Exit status 1 if no node serves
+some partition.`,
 	}
 	a := remote.Flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -21,29 +21,29 @@ import (
 func doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find what is wrong with a deployment, and say what mends it",
-		Long: `Look at NATS, streams and buckets, nodes, clocks, replicas, workers, shims, engines, shared stores and tokenizers, and
-say what is wrong, with the evidence and the flag or command that mends it. Nothing is changed. A line on standard error
-tells of each check.
+		Short: "Find faults of a deployment, and print remedies",
+		Long: `Examine NATS, streams and buckets, nodes, clocks, replicas, workers, shims, engines, shared stores and
+tokenizers, and report faults with the evidence and the flag or command for the repair. The command changes nothing. A
+line on standard error reports the progress of every check.
 
-With --http the nodes are asked over HTTP if NATS does not answer.
+With --http the requests go to the nodes over HTTP if NATS does not answer.
 
-Run it with a NATS user that may do what an indexer node may; what another may not ask is said to be not checked.
-Engines are asked over HTTP at the addresses that their workers are registered with, if --dial-allow permits these. The
-engines of --engine-address get the API key of --engine-http-token-file.
+Run doctor with a NATS user with the rights of an indexer node. With fewer rights, the report lists the impossible
+checks as not checked. Requests to engines go to the registered addresses of workers, if --dial-allow permits the
+addresses. The engines of --engine-address get the API key of --engine-http-token-file.
 
-Exit status 1 if there is an error, 3 if there is none and something could not be checked; warnings alone are 0.`,
+Exit status 1 if there is an error, 3 without an error if a check was impossible, 0 if there are at most warnings.`,
 		Example: `  indexer doctor
   indexer doctor --nats nats://nats-1:4222 --json`,
 	}
 	a := remote.Flags(cmd)
 	var tokenFile string
-	cmd.Flags().StringVar(&tokenFile, "engine-http-token-file", "", "file with the API key that engines want over HTTP")
+	cmd.Flags().StringVar(&tokenFile, "engine-http-token-file", "", "file with the API key for engines' HTTP")
 	var keyed []string
 	cmd.Flags().StringSliceVar(&keyed, "engine-address", nil,
-		"HOST:PORT, host or CIDR of engines that get the API key; may be given again")
-	rule := cli.DialFlag(cmd.Flags(), "networks in which engines are asked")
-	cmd.Flags().Lookup("timeout").Usage = "how long each check may take"
+		"HOST:PORT, host or CIDR of the engines for the API key; may be given again")
+	rule := cli.DialFlag(cmd.Flags(), "networks of engines that doctor may contact")
+	cmd.Flags().Lookup("timeout").Usage = "time limit of every check"
 	cmd.Flags().Lookup("timeout").DefValue = "20s"
 	a.Timeout = 20 * time.Second
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -63,7 +63,7 @@ Exit status 1 if there is an error, 3 if there is none and something could not b
 		engines, err := dial.ParseAddresses(keyed)
 		wrong.About("--engine-address", err)
 		wrong.When(token != "" && len(keyed) == 0, "--engine-http-token-file needs --engine-address: workers registered "+
-			"the addresses, and only those that you name get the API key")
+			"the addresses, and only named addresses get the API key")
 		if err := wrong.Usage(); err != nil {
 			return err
 		}

@@ -27,16 +27,16 @@ func dumpCommand() *cobra.Command {
 	var now bool
 	cmd := &cobra.Command{
 		Use:   "dump [--worker ID]",
-		Short: "Print what workers hold, as router events",
-		Long: `Print what workers hold on standard output, one router event of NVIDIA Dynamo a line:
-{"worker_id":...,"storage_tier":...,"event":{...}}. It is taken from the newest snapshot of each partition in the
-bucket, whether an indexer runs or not, and so belongs to the place in the log that is said on standard error; with
---now a running indexer writes snapshots first. indexer load takes it back in. Dynamo ignores what lines have beside
-its own fields: of a hybrid model, what its groups serve and hold.`,
+		Short: "Print the blocks of workers, as router events",
+		Long: `Print the blocks of workers on standard output, a router event of NVIDIA Dynamo per line:
+{"worker_id":...,"storage_tier":...,"event":{...}}. The source is the newest snapshot of every partition in the bucket,
+so no indexer needs to run. Standard error has the position of the snapshots in the log. With --now, a running indexer
+writes new snapshots first. indexer load reads the lines. Dynamo ignores the further fields of lines: the groups of a
+hybrid model and the groups' blocks.`,
 		Example: `  indexer dump --now | indexer load --model llama --block-size 16 --namespace copy`,
 	}
 	a := remote.StoreFlags(cmd)
-	if err := cmd.Flags().MarkHidden("json"); err != nil { // it is JSON anyway
+	if err := cmd.Flags().MarkHidden("json"); err != nil { // always JSON
 		panic(err)
 	}
 	cmd.Flags().StringVar(&worker, "worker", "", "this instance only")
@@ -62,10 +62,10 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 					return
 				}
 				ranks += d.Ranks
-				cli.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in its log", d.Partition,
+				cli.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in the log", d.Partition,
 					d.Events, d.Ranks, d.Seq)
 				if d.Pending > 0 {
-					cli.Fprintf(os.Stderr, "; left out: %d blocks that wait for their parents", d.Pending)
+					cli.Fprintf(os.Stderr, "; left out: %d blocks with missing parents", d.Pending)
 				}
 				cli.Fprintln(os.Stderr)
 			})
@@ -73,7 +73,7 @@ its own fields: of a hybrid model, what its groups serve and hold.`,
 				cli.Fprintf(os.Stderr, "partitions without a snapshot: %d\n", missing)
 			}
 			if err = errors.Join(err, out.Flush()); err == nil && worker != "" && ranks == 0 {
-				err = fmt.Errorf("no snapshot knows the worker %q", worker)
+				err = fmt.Errorf("no snapshot has the worker %q", worker)
 			}
 			return err
 		})
@@ -86,20 +86,19 @@ func loadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load --model M --block-size N [--worker ID] [FILE]",
 		Short: "Publish router events from a file, or standard input",
-		Long: `Publish router events, as indexer dump and NVIDIA Dynamo write them (JSON, one a line), to the log. Each rank in them
-begins a new incarnation, which clears what was known of it; a rank that a running shim serves is refused. The shim
-that serves it next begins anew. A line that is no router event ends it with exit status 2 and the line's number; what
-lines before it say may be published.
+		Long: `Publish router events, in the format of indexer dump and NVIDIA Dynamo (JSON, one per line), to the log. Every
+rank in the file begins a new incarnation, which clears the rank's earlier blocks. The command refuses a rank with a
+running shim. The rank's next shim begins a new incarnation. A line without a router event ends the command with exit
+status 2 and the line's number. Earlier lines may be published by then.
 
-With --worker all lines are of that worker, and need not name it: {"event_id":...,"data":{...}} and
-{"events":[...],"shutdown":false}, as Dynamo's workers say it of themselves (KvCacheEvent, KvCacheEvents), are read
-too.`,
+With --worker all lines belong to the given worker, and need no worker_id. {"event_id":...,"data":{...}} and
+{"events":[...],"shutdown":false}, the events of Dynamo's workers (KvCacheEvent, KvCacheEvents), are read too.`,
 		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
 	}
 	a := remote.StoreFlags(cmd)
 	cmd.Args = cobra.MaximumNArgs(1)
-	cmd.Flags().StringVar(&worker, "worker", "", "the worker that all lines are of; default: each names its own")
-	cmd.Flags().StringVar(&id.Model, "model", "", "model that the workers serve (required)")
+	cmd.Flags().StringVar(&worker, "worker", "", "the worker of all lines; default: every line names the worker")
+	cmd.Flags().StringVar(&id.Model, "model", "", "model of the workers (required)")
 	cmd.Flags().Uint32Var(&id.BlockSize, "block-size", 0, "tokens in a block (required)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if id.Model == "" {

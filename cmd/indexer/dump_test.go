@@ -13,14 +13,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// TestSnapshotsNotWritten: where no node has written a snapshot of some partitions, that is the error, of a dump that
-// wants snapshots first too: it would write the old ones.
+// TestSnapshotsNotWritten: a dump reports an error if no node has written a snapshot of some partitions, even with new
+// snapshots requested first, because the dump would print the old snapshots.
 func TestSnapshotsNotWritten(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	server := natskit.Start(t, natsserver.Options{Listen: "127.0.0.1:0"})
 	conn := natskit.Connect(t, server)
-	namespace := jetstream.NamespaceConfig{Name: "default", Partitions: 4} // without it a dump would fail in any case
+	namespace := jetstream.NamespaceConfig{Name: "default", Partitions: 4} // a dump needs a namespace
 	if _, err := jetstream.JoinNamespace(ctx, conn, namespace); err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestSnapshotsNotWritten(t *testing.T) {
 	for _, args := range [][]string{{"snapshot", "now"}, {"dump", "--now"}} {
 		code, said := program(t, append(args, "--nats", server.URL(), "--timeout", "1m")...)
 		if code != 1 || !strings.Contains(said, "no node has written a snapshot of partitions 1,3") {
-			t.Errorf("%q ended with %d and said %q", args, code, said)
+			t.Errorf("%q ended with %d and printed %q", args, code, said)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	ports "github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestExitStatus gives every command invalid arguments, which exit with status 2 whether NATS runs or not, and valid
-// ones without a server, which exit with 1.
+// TestExitStatus runs every command with invalid arguments, for status 2 with and without NATS, and with valid
+// arguments without a server, for status 1.
 func TestExitStatus(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
@@ -48,7 +48,7 @@ func TestExitStatus(t *testing.T) {
 	cases := []given{
 		{[]string{}, 0, ""}, {[]string{"--help"}, 0, ""}, {[]string{"auth", "example", "--keys",
 			filepath.Join(dir, "keys")}, 0, ""},
-		// it makes sense, and cannot be done twice
+		// valid, but impossible twice
 		{[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 1, "roster.json"},
 		{[]string{"probe", "http://" + nobody + "/healthz"}, 1, "refused"},
 		{[]string{"serve", "--nats", nats, "--nats-wait", "0s"}, 1, "not available"},
@@ -105,12 +105,12 @@ func TestExitStatus(t *testing.T) {
 	for _, c := range cases {
 		code, said := program(t, c.args...)
 		if code != c.want || !strings.Contains(said, c.said) || strings.Contains(said, "geheim") {
-			t.Errorf("%q ended with %d and said %q, want %d and %q", c.args, code, said, c.want, c.said)
+			t.Errorf("%q ended with %d and printed %q, want %d and %q", c.args, code, said, c.want, c.said)
 		}
 	}
 }
 
-// program runs a command line in this process, and returns its exit status and what it said on standard error.
+// program runs a command line in this process, and returns the exit status and the standard error.
 func program(t *testing.T, args ...string) (code int, said string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "said")

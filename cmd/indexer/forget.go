@@ -22,18 +22,17 @@ func forgetCommand() *cobra.Command {
 	var model string
 	cmd := &cobra.Command{
 		Use:   "forget WORKER [--rank N] | --model M",
-		Short: "Say for a worker whose engine is gone for good that it holds nothing; or let a model have another block size",
-		Long: `Write into the log that a worker, or one rank of it, holds nothing, and that nothing follows. It is for an engine that
-will not come back and whose partition waits for it: "resync needed" ends then. A worker with a lease needs no help,
-its lease expires.
+		Short: "Clear the blocks of a worker with an engine gone for good; or let a model change the block size",
+		Long: `Write into the log that a worker, or a rank of the worker, holds no blocks and has ended. Use the command for
+an engine that will not come back and keeps a partition in the state "resync needed". A worker with a lease needs no
+command, since the lease expires.
 
-While a shim that lives serves the rank nothing is done, unless it is forced: then that shim begins anew with what its
-engine can still say as soon as it publishes. Nothing but NATS need run. Exit status 1 if nothing is known of the
-worker.
+The command refuses a rank with a running shim, unless --force is set. A forced shim begins a new incarnation at the
+next event, with the blocks that the engine can repeat. Only NATS needs to run. Exit status 1 if the worker is unknown.
 
-With --model it is the model's block size that is forgotten: the first worker of a model decides on it, and who
-differs is refused, also after that worker has gone. While a worker of the model is known nothing is done, unless it
-is forced; an indexer must run, for it knows them.`,
+With --model, the command removes the registered block size of the model. The first worker of a model sets the block
+size, and a worker with a different size is refused, even after the end of the first worker. The command refuses a
+model with workers, unless --force is set. An indexer must run to list the workers.`,
 		Example: `  indexer forget w1
   indexer forget w1 --rank 3
   indexer forget --model llama`,
@@ -41,8 +40,8 @@ is forced; an indexer must run, for it knows them.`,
 	a := remote.StoreFlags(cmd)
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.Flags().StringVar(&model, "model", "", "the block size of this model")
-	cmd.Flags().Uint32Var(&rank, "rank", 0, "this rank alone (default: all that the log knows)")
-	cmd.Flags().BoolVar(&force, "force", false, "even if a shim that lives serves it")
+	cmd.Flags().Uint32Var(&rank, "rank", 0, "this rank alone (default: all ranks in the log)")
+	cmd.Flags().BoolVar(&force, "force", false, "even if a running shim serves the rank")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if (model == "") == (len(args) == 0) {
 			return cli.UsageErrorf("give a worker or --model")

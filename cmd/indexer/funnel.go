@@ -16,10 +16,11 @@ func funnelCommand() *cobra.Command {
 	var r api.FunnelRequest
 	cmd := &cobra.Command{
 		Use:   "funnel --model M [--since 10m]",
-		Short: "Show where prompts' tokens are lost that could have been reused, and why",
-		Long: `Show why a model's hit rate is what it is: of the tokens of all prompts that were asked for or routed, how many were
-seen before, held by some worker, held by the chosen worker, and reused by the engine; and for each step why the others
-were lost. All nodes are asked, and the answer says which of them did not answer and since when they remember.`,
+		Short: "Show the losses of reusable tokens of prompts, with causes",
+		Long: `Show the causes of a model's hit rate: the tokens of all queried or routed prompts, and the tokens seen
+before, held by some worker, held by the chosen worker, and reused by the engine. For every step, the command prints
+the causes of the losses. Requests go to all nodes. The answer lists the silent nodes and the start of the nodes'
+records.`,
 		Example: `  indexer funnel --model llama
   indexer funnel --model llama --since 30m --json`,
 	}
@@ -28,7 +29,7 @@ were lost. All nodes are asked, and the answer says which of them did not answer
 	cmd.Flags().StringVar(&r.Since, "since", api.FunnelSince.String(), "how far back to look; at most 1h")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if r.Model == "" {
-			return a.Refused(cli.UsageErrorf("--model is missing: name the model whose prompts are looked at"))
+			return a.Refused(cli.UsageErrorf("--model is missing: name the model of the prompts"))
 		}
 		if err := r.Check(); err != nil {
 			return a.Refused(cli.UsageErrorf("--since: %s", api.AsError(err).Message))

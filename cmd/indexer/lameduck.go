@@ -20,19 +20,20 @@ func lameDuckCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "lameduck",
-		Short: "Have the NATS server of this container hand over before it stops",
-		Long: `Have a NATS server enter lame duck mode: it hands over what it leads, lets its clients go one by one, and ends. This is the
-preStop hook of NATS servers on Kubernetes, which sends SIGTERM otherwise, at which they end at once.
+		Short: "Let the NATS server of this container hand over before the stop",
+		Long: `Let a NATS server enter lame duck mode: the server hands over leaderships, disconnects clients in turn, and
+ends. Use the command as the preStop hook of NATS servers on Kubernetes. Without the hook, Kubernetes sends SIGTERM,
+and the server ends at once.
 
-Indexers that stop at the same time, as when everything is uninstalled, need JetStream to hand over. So this waits
-until no indexer is connected to a server of the cluster, for as long as --wait says.`,
+Indexers that stop at the same time, for example at an uninstall, need JetStream for the handover. So the command
+waits until no indexer is connected to a server of the cluster, for at most --wait.`,
 		Example: `  indexer lameduck --pid 1`,
 		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&monitor, "monitor", "http://127.0.0.1:8222", "the server's monitoring port")
 	f.IntVar(&pid, "pid", 1, "the server's process id")
-	f.DurationVar(&wait, "wait", 10*time.Second, "how long to wait for the indexers of all servers to disconnect; 0: not at all")
+	f.DurationVar(&wait, "wait", 10*time.Second, "time limit for the disconnect of all servers' indexers; 0: no wait")
 	logger := cli.LogFlags(f)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)

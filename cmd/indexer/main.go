@@ -1,4 +1,4 @@
-// Command indexer keeps the index of where KV cache lies in a fleet of inference workers, and asks it.
+// Command indexer keeps an index of the KV cache in a fleet of inference workers, and queries the index.
 package main
 
 import (
@@ -18,15 +18,15 @@ func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "indexer",
 		Short: "The durable, exact index of where KV cache lies in a fleet of LLM inference workers",
-		Long: `indexer keeps, from the events of inference engines, the index of which worker holds how much of which prompt, and
-answers queries about it over NATS and HTTP.
+		Long: `indexer keeps an index of the blocks of prompts at inference workers, from the events of engines, and answers
+queries over NATS and HTTP.
 
-  indexer demo                         see it at work, with nothing else installed
-  indexer simulate --workload capacity-73   what routing by it is worth
-  indexer serve --data DIR             run it, with a NATS server of its own
+  indexer demo                         a demonstration without further programs
+  indexer simulate --workload capacity-73   the benefit of routing by the index
+  indexer serve --data DIR             run an indexer with an embedded NATS server
   indexer query --model M --tokens 1,2,3,...
   indexer workers | status | top
-  indexer doctor                       what is wrong, and what mends it`,
+  indexer doctor                       find faults and print remedies`,
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
 		workersCommand(), statusCommand(), topCommand(), clusterCommand(), doctorCommand(),

@@ -1,14 +1,14 @@
 package main
 
 import (
-	"strings"
 	"testing"
 )
 
-// TestOldFlagsOfServe: the flags' old names set what the new names say.
+// TestOldFlagsOfServe: the old names of flags set the values of the new names.
 func TestOldFlagsOfServe(t *testing.T) {
 	f := serveCommand().Flags()
-	if err := f.Parse(strings.Fields("--max-parked 1 --park-for 2s --max-remembered 3 --remember-for 4s")); err != nil {
+	if err := f.Parse([]string{"--max-parked", "1", "--park-for", "2s", "--max-remembered", "3", "--remember-for",
+		"4s"}); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{

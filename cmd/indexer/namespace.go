@@ -15,7 +15,8 @@ import (
 )
 
 func namespaceCommand() *cobra.Command {
-	return cli.Group(&cobra.Command{Use: "namespace", Short: "Work with what a namespace has on the NATS servers"},
+	return cli.Group(&cobra.Command{Use: "namespace", Short: "Manage the streams and buckets of a namespace on the " +
+		"NATS servers"},
 		namespaceDeleteCommand())
 }
 
@@ -23,19 +24,20 @@ func namespaceDeleteCommand() *cobra.Command {
 	var yes, dry, force bool
 	cmd := &cobra.Command{
 		Use:   "delete [--namespace NS] [--yes]",
-		Short: "Delete all that a namespace has on the NATS servers, to uninstall",
-		Long: `List the streams and buckets of a namespace: the log, snapshots, registrations, and its record. With --yes they are
-deleted, and with them all that indexers knew. Without --yes this is a dry run, and nothing is changed.
+		Short: "Delete all streams and buckets of a namespace on the NATS servers, to uninstall",
+		Long: `List the streams and buckets of a namespace: the log, snapshots, registrations, and the namespace's record. With
+--yes the command deletes the streams and buckets, with all state of indexers. Without --yes the command changes
+nothing.
 
-Stop all indexers and shims first: they would create the streams again. While one of them answers, nothing is deleted
-unless it is forced. Other namespaces, keys of NATS users and folders of --data stay. The NATS user needs the rights of an
-indexer node.`,
+Stop all indexers and shims first, since running programs create the streams again. While a program answers, the
+command deletes nothing unless --force is set. Further namespaces, keys of NATS users and folders of --data stay. The
+NATS user needs the rights of an indexer node.`,
 		Example: `  indexer namespace delete --namespace prod
   indexer namespace delete --namespace prod --yes`,
 	}
 	a := remote.StoreFlags(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&yes, "yes", false, "delete; without it the command only lists")
+	f.BoolVar(&yes, "yes", false, "delete; without --yes the command only lists")
 	f.BoolVar(&dry, "dry-run", false, "only list, as without --yes")
 	f.BoolVar(&force, "force", false, "delete although an indexer or a shim answers")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -16,10 +16,10 @@ func probeCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "probe URL",
-		Short: "Ask an HTTP health endpoint, for health checks where there is no curl",
-		Long: `GET a URL. Exit status 0 if the answer is 200, else 1 with what was answered: a health check for containers that hold
-nothing but these programs. An indexer is alive at /healthz and ready at /readyz; a NATS server answers at /healthz of
-its monitoring port.`,
+		Short: "Request an HTTP health endpoint, for health checks without curl",
+		Long: `GET a URL. Exit status 0 for the HTTP status 200, else 1 with the answer: a health check for containers with
+only the programs of kvatlas. An indexer is alive at /healthz and ready at /readyz. A NATS server answers at /healthz of
+the monitoring port.`,
 		Example: `  indexer probe http://127.0.0.1:8090/readyz`,
 		Args:    cobra.ExactArgs(1),
 	}

@@ -19,13 +19,13 @@ func queryCommand() *cobra.Command {
 	var ranks, within []string
 	cmd := &cobra.Command{
 		Use:   "query --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
-		Short: "Ask which worker holds how much of a prompt",
-		Long: `Ask which worker holds how much of a prompt, in blocks: DEVICE counts the leading blocks in device memory, HOST those
-that follow directly in host memory, and so on. Tokens are whole numbers with commas or blanks between; a file of them
-may also be a JSON array, and - is standard input. --explain shows block by block which worker holds it in which tier
-and whether the shared store has it, and for each worker the rule that stopped its own prefix, and what it would load.
-GUESSED counts the leading blocks that a worker probably holds in device memory, as requests were sent there, though its
-events do not say so.`,
+		Short: "Find the workers that hold blocks of a prompt",
+		Long: `Find the workers that hold a prompt's blocks. DEVICE counts the leading blocks in device memory, HOST the
+directly following blocks in host memory, and so on. Tokens are whole numbers, separated by commas or blanks. A file
+of tokens may also be a JSON array, and - is standard input. --explain shows the workers, tiers and the shared store
+for every block, and for every worker the rule at the end of the prefix and the loads from the shared store. GUESSED
+counts the leading blocks that a worker probably holds in device memory, because of the requests sent to the worker,
+without events of the worker so far.`,
 		Example: `  indexer query --model llama --tokens-file prompt.json
   indexer query --model llama --tokens-file prompt.json --explain
   indexer query --model llama --messages-file chat.json
@@ -33,15 +33,16 @@ events do not say so.`,
   indexer query --model llama --hashes 13226331709069118873 --json`,
 	}
 	a := remote.Flags(cmd)
-	prompt.Add(cmd, "look at this worker only")
+	prompt.Add(cmd, "search this worker only")
 	cmd.Flags().StringSliceVar(&ranks, "rank", nil,
-		"WORKER/RANK: look at this rank only, in place of --worker; may be given several times")
+		"WORKER/RANK: search this rank only, in place of --worker; may be given several times")
 	cmd.Flags().StringSliceVar(&within, "within", nil,
-		"TIER+TIER: show how much of the prompt each worker has within these tiers alone, whichever of them a block is in; "+
+		"TIER+TIER: show the prefix that workers have in these tiers together, with every block in any of the tiers; "+
 			"may be given several times")
-	cmd.Flags().BoolVar(&explain, "explain", false, "show where each block is, and which rule stopped each worker")
+	cmd.Flags().BoolVar(&explain, "explain", false, "show the places of all blocks, and the rule that ended every "+
+		"worker's prefix")
 	cmd.Flags().BoolVar(&endpoints, "with-endpoint", false,
-		"show the address that each worker is registered with, as --endpoint does")
+		"show the registered address of every worker, as --endpoint does")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		q, err := prompt.Read(cmd)
 		if err != nil {

@@ -21,19 +21,19 @@ func resyncCommand() *cobra.Command {
 	var worker string
 	cmd := &cobra.Command{
 		Use:   "resync (--partition N | --worker ID)",
-		Short: "Have shims say again what their engines hold",
-		Long: `Ask the shims of a partition, or of one worker, to begin a new incarnation: what the log knows of the rank is cleared,
-and the engine's replay buffer is read from its start. What that no longer has is not known from then on, so ask only
-for what is in doubt. Indexers ask by themselves when the log has lost something. Nothing but the shims and NATS need
-run. Exit status 1 if no shim answers.`,
+		Short: "Let shims publish all blocks of engines again",
+		Long: `Request a new incarnation from the shims of a partition, or of one worker: the log's state of a rank is
+cleared, and the shim reads the engine's replay buffer from the start. Blocks that the buffer no longer has stay
+unknown, so request a resync only for doubtful ranks. Indexers send the request themselves after a loss of the log.
+Only the shims and NATS need to run. Exit status 1 if no shim answers.`,
 		Example: `  indexer resync --worker w1`,
 	}
 	a := remote.StoreFlags(cmd)
 	cmd.Flags().Uint32Var(&partition, "partition", 0, "all workers of this partition")
-	cmd.Flags().StringVar(&worker, "worker", "", "this instance, all its ranks")
+	cmd.Flags().StringVar(&worker, "worker", "", "all ranks of this instance")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if cmd.Flags().Changed("partition") == (worker != "") {
-			return cli.UsageErrorf("give one of --partition and --worker")
+			return cli.UsageErrorf("give --partition or --worker")
 		}
 		return a.Reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
 			shims, err := upkeep.Resync(ctx, ns, partition, events.WorkerID(worker))

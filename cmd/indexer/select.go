@@ -24,35 +24,37 @@ func selectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "select --model M (--tokens 1,2,3 | --tokens-file F | --hashes H,H | --prompt-file F | --messages-file F)",
 		Short: "Ask which worker should serve a prompt",
-		Long: `Ask which worker should serve a prompt: by what each holds of it, and by what each has to do. --explain shows the cost
-of every candidate term by term, and which rule dropped whom. With --book REQUEST-ID the request is booked on the worker
-that is chosen, and counts as its load until it is freed or expires; who has sent the request by hand frees it by
-POST /v1/free, or lets it expire.`,
+		Long: `Choose a worker for a prompt, by the workers' blocks of the prompt and by the load. --explain shows the cost
+of every candidate by terms, and the rules that dropped candidates. --book REQUEST-ID books the request on the chosen
+worker. The booking counts as load until the release or the expiry. For a request sent by hand, release the booking with
+POST /v1/free, or let the booking expire.`,
 		Example: `  indexer select --model llama --tokens-file prompt.json
   indexer select --model llama --tokens-file prompt.json --explain
   indexer select --model llama --tokens-file prompt.json --disaggregated
   indexer select --model llama --tokens-file prompt.json --policy least_load --json`,
 	}
 	a := remote.Flags(cmd)
-	prompt.Add(cmd, "choose among these workers only")
+	prompt.Add(cmd, "choose among the named workers only")
 	f := cmd.Flags()
 	f.StringVar(&r.Policy, "policy", "",
-		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default: that of the nodes)")
+		"how to choose: "+strings.Join(routing.Policies(), ", ")+" (default: the policy of the nodes)")
 	f.StringVar(&role, "role", "", "pool: aggregated, prefill or decode (default aggregated and decode)")
-	f.BoolVar(&r.Disaggregated, "disaggregated", false, "a decode worker, and a prefill worker beside it or why not")
-	f.BoolVar(&r.Advisory, "advisory", false, "only ask, and show the worker's load")
-	f.StringVar(&r.SessionID, "session", "", "the session of the request, which is kept on one worker")
-	f.StringVar(&r.PolicyClass, "policy-class", "", "the class, or family of classes, in which it waits for a worker")
+	f.BoolVar(&r.Disaggregated, "disaggregated", false, "choose a decode worker, and a prefill worker or the reason "+
+		"against one")
+	f.BoolVar(&r.Advisory, "advisory", false, "choose without a booking, and show the worker's load")
+	f.StringVar(&r.SessionID, "session", "", "the session of the request, kept on a single worker")
+	f.StringVar(&r.PolicyClass, "policy-class", "", "the class, or family of classes, of the wait for a worker")
 	f.Uint32Var(&r.StrictPriority, "strict-priority", 0,
-		"where requests wait, who has more is before all who have less")
+		"priority of a waiting request: greater values go first")
 	f.Float64Var(&r.PriorityJump, "priority-jump", 0,
-		"how many seconds earlier it counts as having come, where requests wait")
+		"seconds by which the arrival of a waiting request counts as earlier")
 	f.StringVar(&pin, "pin", "", "check this worker, WORKER or WORKER/RANK, instead of choosing")
 	f.StringSliceVar(&excluded, "exclude", nil,
 		"do not choose this worker, as for a request that failed there; may be given several times")
 	f.StringVar(&r.RequestID, "book", "", "book the request under this id")
-	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of like cost (default: that of the nodes)")
-	f.BoolVar(&r.Explain, "explain", false, "show each candidate's cost, and which rule dropped whom")
+	f.Float64Var(&temperature, "temperature", 0, "spread requests over workers of similar cost (default: the "+
+		"temperature of the nodes)")
+	f.BoolVar(&r.Explain, "explain", false, "show the costs of all candidates, and the rules that dropped candidates")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		q, err := prompt.Read(cmd)
 		if err != nil {
@@ -87,11 +89,11 @@ func loadsCommand() *cobra.Command {
 	var model string
 	cmd := &cobra.Command{
 		Use:   "loads [--model M]",
-		Short: "List what workers have to do: requests under way, as routers have booked them",
-		Long: `List what workers have to do, as routers have booked it: tokens to be prefilled, blocks of requests under way (those
-that several requests of a rank share count once), and requests. Every node has the same table. PREFILL RATE, in tokens
-per second, and BUSY, the share of the time with prefill to do, are what the node that answers has measured from first
-tokens; the policy kvatlas uses them.`,
+		Short: "List the load of workers: requests under way, as booked by routers",
+		Long: `List the load of workers, as booked by routers: tokens for the prefill, blocks of requests under way (blocks
+shared by several requests of a rank count once), and requests. Every node has the same table. The answering node has
+measured PREFILL RATE, in tokens per second, and BUSY, the share of the time with prefill work, from first tokens. The
+policy kvatlas uses both.`,
 		Example: `  indexer loads
   indexer loads --model llama --json`,
 	}

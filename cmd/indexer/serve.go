@@ -14,14 +14,14 @@ func serveCommand() *cobra.Command {
 	s := &launch.Process{}
 	cmd := &cobra.Command{
 		Use:   "serve [--data DIR | --nats URL]",
-		Short: "Run an indexer, with a NATS server of its own or on one that is there",
-		Long: `Run an indexer. With --data (the default) it runs a NATS server with JetStream in this process, keeps
-everything in that folder, and takes shims and clients on --nats-listen. With --nats it joins a NATS server that is
-there, and the other nodes on it, which share the partitions of the namespace: each is kept by so many nodes
-as --replication says, and who gets one restores it before another lets it go.
+		Short: "Run an indexer, with an embedded or an existing NATS server",
+		Long: `Run an indexer. With --data (the default) the program runs a NATS server with JetStream in this process, keeps
+all state in the data folder, and serves shims and clients on --nats-listen. With --nats the program joins an existing
+NATS server and the nodes of the namespace. The nodes share the partitions: --replication nodes keep a partition. A new
+node of a partition restores the partition before an earlier node releases the partition.
 
-It restores the last snapshot, applies the log that follows it, and then answers queries over NATS and HTTP. SIGINT
-and SIGTERM end it in good order; after any other end it comes back with nothing lost.`,
+The program restores the last snapshot, applies the following part of the log, and then answers queries over NATS and
+HTTP. SIGINT and SIGTERM end the program in good order. After any other end, the next start loses nothing.`,
 		Example: `  indexer serve --data /var/lib/kvatlas
   indexer serve --nats nats://nats-1,nats://nats-2 --namespace prod`,
 		Args: cobra.NoArgs,
@@ -32,10 +32,10 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 	s.NATS = cli.NATSFlags(f, true)
 	s.Security = cli.HTTPSecurityFlags(f, "HTTP and gRPC")
 	cli.Renamed(f, map[string]string{"max-parked": "max-pending", "park-for": "pending-for",
-		"max-remembered": "max-tombstones", "remember-for": "tombstone-for"}) // the old names for one release
+		"max-remembered": "max-tombstones", "remember-for": "tombstone-for"}) // the old names for a release
 	cli.Exclusive(f, "data", "nats")
 	s.L3Master = cli.MasterFlags(f)
-	s.Rule = cli.DialFlag(f, "networks in which the addresses of clients, leases and registrations are dialled")
+	s.Rule = cli.DialFlag(f, "networks of permitted addresses of clients, leases and registrations")
 	s.Traces = cli.TraceFlags(f)
 	s.Debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
@@ -45,12 +45,12 @@ and SIGTERM end it in good order; after any other end it comes back with nothing
 			return err
 		}
 		if cmd.Flags().Changed("data") && s.NATS.URL != "" {
-			return cli.UsageErrorf("--data and --nats exclude each other: with --nats the data are on that server")
+			return cli.UsageErrorf("--data and --nats exclude each other: with --nats the data are on the NATS server")
 		}
 		if s.NATS.URL != "" {
 			for _, name := range []string{"nats-listen", "nats-config", "sync-interval", "store-bytes"} {
 				if cmd.Flags().Changed(name) {
-					return cli.UsageErrorf("--%s is about a server in this process; it does not go with --nats", name)
+					return cli.UsageErrorf("--%s is about a server in this process and does not go with --nats", name)
 				}
 			}
 		}

@@ -27,9 +27,8 @@ func snapshotNowCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "now",
 		Short: "Write a snapshot of every partition now",
-		Long: `Write a snapshot of every partition now. SEQ is the last message of the log that it stands for, SIZE the bytes of all
-its chunks, and NEW those of the chunks that were written: one that is as it was in the snapshot before is not written
-again.`,
+		Long: `Write a snapshot of every partition now. SEQ is the snapshot's last message of the log, SIZE the bytes of all
+chunks, and NEW the bytes of the written chunks. Unchanged chunks of the earlier snapshot are not written again.`,
 	}
 	a := remote.Flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -48,9 +47,9 @@ func snapshotListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the snapshots in the bucket",
-		Long: `List the snapshots that are in the bucket: two generations of each partition as a rule. They are read from NATS,
-whether an indexer runs or not. SEQ is the last message of the log that a snapshot stands for, SIZE the bytes of all its
-chunks, NEW those of the chunks that the snapshot before has not.`,
+		Long: `List the snapshots in the bucket: usually two generations per partition. The command reads NATS, so no indexer
+needs to run. SEQ is the snapshot's last message of the log, SIZE the bytes of all chunks, and NEW the bytes of chunks
+that the earlier snapshot lacks.`,
 	}
 	a := remote.StoreFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -63,11 +62,12 @@ chunks, NEW those of the chunks that the snapshot before has not.`,
 func snapshotVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Read every snapshot in the bucket, whole, and check it",
-		Long: `Read every chunk of every snapshot in the bucket, check it against its manifest and decode it, as an indexer does that
-starts. It is read from NATS, whether an indexer runs or not. Exit status 1 if any is not what was written; the line
-says which chunk and why. A snapshot that is whole and no longer fits the log (the stream was made anew) is told of
-and is no failure.`,
+		Short: "Read and check every snapshot in the bucket completely",
+		Long: `Read every chunk of every snapshot in the bucket, compare the chunk with the manifest and decode the chunk, as
+a starting indexer does. The command reads NATS,
+	so no indexer needs to run. Exit status 1 if a snapshot differs from the
+written data. The line names the chunk and the reason. An intact snapshot that no longer fits the log (the stream was
+recreated) is reported and is no failure.`,
 	}
 	a := remote.StoreFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -82,14 +82,14 @@ and is no failure.`,
 			}
 		}
 		if bad > 0 {
-			err = errors.Join(err, fmt.Errorf("%d of %d snapshots are not what was written", bad, len(list.Generations)))
+			err = errors.Join(err, fmt.Errorf("%d of %d snapshots differ from the written data", bad, len(list.Generations)))
 		}
 		return err
 	}
 	return cmd
 }
 
-// showGenerations prints the snapshots in the bucket. The list is nil if they could not be read.
+// showGenerations prints the snapshots in the bucket. The list is nil if the bucket could not be read.
 func showGenerations(ctx context.Context, a *remote.Target, verify bool) (list *api.GenerationList, err error) {
 	err = a.Reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) (err error) {
 		if list, err = node.Generations(ctx, ns, verify); err != nil {

@@ -19,23 +19,24 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [--node NAME]",
 		Short: "Show how the indexers are doing",
-		Long: `Show how the indexers are doing: all nodes of the namespace, each asked by way of whichever answers. A node that is
-known and does not answer is named. Exit status 1 if a node does not answer, is not ready, or has a problem. With
---node, and where there is only one, all is shown of that node.
+		Long: `Show the state of all nodes of the namespace. Any answering node relays the requests. A silent node is listed
+by name. Exit status 1 if a node does not answer, is not ready, or has a problem. With --node, and for a single node,
+the command shows the whole state of the node.
 
-With --verify each partition has a checksum of all that its ranks hold, as of the place in the log in column APPLIED:
-two indexers at the same place have the same, and so has one before and after a restart. The checksums of each
-partition's replicas on all nodes are compared at one place; exit status 1 if any differ.`,
+With --verify the state has a checksum of the ranks' blocks for every partition, at the position of the log in column
+APPLIED: two indexers at the same position have equal checksums, and so has an indexer before and after a restart. The
+command compares the checksums of a partition's replicas on all nodes at a common position. Exit status 1 if any
+differ.`,
 		Example: `  indexer status
   indexer status --node indexer-1 --json
   indexer status --verify`,
 	}
 	a := remote.Flags(cmd)
-	cmd.Flags().BoolVar(&verify, "verify", false, "show checksums too, and compare those of all nodes")
+	cmd.Flags().BoolVar(&verify, "verify", false, "show and compare the checksums of all nodes")
 	cmd.Flags().StringVar(&node, "node", "", "show this node alone")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if verify && node != "" {
-			return cli.UsageErrorf("--verify compares all nodes; it does not go with --node")
+			return cli.UsageErrorf("--verify compares all nodes and does not go with --node")
 		}
 		if !verify && node == "" {
 			r, err := remote.Show(cmd.Context(), a, survey.Nodes, tables.Report)

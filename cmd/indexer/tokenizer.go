@@ -17,7 +17,7 @@ import (
 func tokenizerCommand() *cobra.Command {
 	return cli.Group(&cobra.Command{
 		Use:   "tokenizer",
-		Short: "What makes tokens of texts: check it",
+		Short: "Check the tokenizers of texts",
 	}, tokenizerCheckCommand())
 }
 
@@ -26,23 +26,24 @@ func tokenizerCheckCommand() *cobra.Command {
 	var render, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check --tokenizers FILE --model M --against URL",
-		Short: "Compare what makes a model's tokens with an engine",
-		Long: `Have what --tokenizers names for a model, and a server of vLLM or SGLang, make tokens of the same texts: prompts in
-many scripts, chats, tools. What differs is printed. Exit status 1 if anything does, or if the server cannot be asked.
-Texts that are refused here are counted only: their requests are routed by load. So are those that the server refuses.`,
+		Short: "Compare a model's tokenizer with an engine",
+		Long: `Tokenize the same texts with the tokenizer of a model in --tokenizers and with a server of vLLM or SGLang:
+prompts in many scripts, chats, tools. The command prints the differences. Exit status 1 for a difference or an
+unreachable server. Texts refused by the tokenizer or by the server are only counted. Requests with refused texts are
+routed by load.`,
 		Example: `  indexer tokenizer check --tokenizers tokenizers.yaml --model llama --against http://llama-1:8000
   indexer tokenizer check --tokenizers tokenizers.yaml --model llama --against http://render-1:8000 --render
   indexer tokenizer check --tokenizers tokenizers.yaml --model llama --against http://llama-1:8000 --texts chats.jsonl`,
 		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&file, "tokenizers", "", "YAML file that says what makes tokens for which model, as of serve")
-	f.StringVar(&model, "model", "", "the model, as the file calls it")
-	f.StringVar(&against, "against", "", "URL of the server that is asked, http://HOST:PORT")
-	f.StringVar(&as, "as", "", "the model, as that server calls it (default as the file calls it)")
-	f.BoolVar(&render, "render", false, "the server renders (vllm launch render); by default its tokenizer is asked")
-	f.StringVar(&texts, "texts", "", "file with more texts: in each line a prompt, or a request as JSON")
-	f.StringVar(&tokenFile, "token-file", "", "file with the bearer token that the server wants")
+	f.StringVar(&file, "tokenizers", "", "YAML file with tokenizers by model, as for serve")
+	f.StringVar(&model, "model", "", "the model, by the name in the file")
+	f.StringVar(&against, "against", "", "URL of the server for the comparison, http://HOST:PORT")
+	f.StringVar(&as, "as", "", "the model, by the name in the server (default: the name in the file)")
+	f.BoolVar(&render, "render", false, "use the server's renderer (vllm launch render) in place of the tokenizer")
+	f.StringVar(&texts, "texts", "", "file with more texts: per line a prompt, or a request as JSON")
+	f.StringVar(&tokenFile, "token-file", "", "file with the bearer token for the server")
 	f.BoolVar(&asJSON, "json", false, "print JSON for programs")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if file == "" || model == "" || against == "" {

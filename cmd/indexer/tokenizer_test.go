@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// byteTokens are the tokens of an engine that has one for each byte.
+// byteTokens are the tokens of an engine with a token per byte.
 func byteTokens(text string) []uint32 {
 	ids := make([]uint32, len(text))
 	for i := range len(text) {
@@ -19,7 +19,7 @@ func byteTokens(text string) []uint32 {
 	return ids
 }
 
-// TestTokenizerCheck compares a tokenizer.json that has bytes only with engines that are like it, and that are not.
+// TestTokenizerCheck compares a tokenizer.json of bytes with equal and with different engines.
 func TestTokenizerCheck(t *testing.T) {
 	folder := t.TempDir()
 	write := func(name, text string) string {
@@ -55,7 +55,7 @@ func TestTokenizerCheck(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer func(text string) (status int, ids []uint32)
 		args   []string
-		want   string // of what is printed, or of the error
+		want   string // of the output, or of the error
 		failed bool
 	}{
 		"the same": {func(text string) (int, []uint32) { return 200, byteTokens(text) }, []string{"--texts", texts},

@@ -21,18 +21,18 @@ func topCommand() *cobra.Command {
 	var sorted, filter string
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Watch the fleet in the terminal: what workers hold and have to do, and how far behind the index is",
-		Long: `Watch the fleet in the terminal: for each rank the blocks that it holds in each tier, blocks stored and removed a
-second, what it has to do, how many messages of its partition's log are not applied yet, and whether it may be chosen.
-The current row is explained below the table. What there is no room for in columns is left out, from the right; a wider
-terminal has more.
+		Short: "Watch the fleet in the terminal: blocks and load of workers, and the delay of the index",
+		Long: `Watch the fleet in the terminal: for every rank the blocks in each tier, the blocks stored and removed a second,
+the load, the unapplied messages of the partition's log, and the state. The lines below the table explain the current
+row. Columns without room are omitted, from the right. A wider terminal shows more columns.
 
-Keys: arrows move, < and > sort by another column, / filters by names, models, roles, states, hosts and addresses, ?
-explains all columns and the key that sorts by each, q quits. While NATS or the indexers do not answer, the top says so,
-what was known stays, and it is tried again.
+Keys: arrows move, < and > change the sorting column, / filters by names, models, roles, states, hosts and addresses, ?
+explains all columns and sorting keys, q quits. If NATS or the indexers do not answer, top reports the failure,
+	keeps the
+last state, and tries again.
 
---once prints a single frame as text, with all ranks, all columns and whole numbers; "-" is what is not known. It looks
-twice, --interval apart, for the rates.`,
+--once prints a single frame as text, with all ranks, all columns and whole numbers. "-" means unknown. The command
+measures rates over --interval.`,
 		Example: `  indexer top
   indexer top --sort prefill --filter decode
   indexer top --once`,
@@ -42,7 +42,7 @@ twice, --interval apart, for the rates.`,
 	f.DurationVar(&interval, "interval", 2*time.Second, "how long to wait between two looks")
 	f.BoolVar(&once, "once", false, "print one frame as text, and end")
 	f.StringVar(&sorted, "sort", "worker", "column to sort by: "+strings.Join(top.Columns(), ", "))
-	f.StringVar(&filter, "filter", "", "show only ranks that have all of these words")
+	f.StringVar(&filter, "filter", "", "show only ranks with all of these words")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if interval <= 0 {
 			return cli.UsageErrorf("--interval %v is not positive", interval)

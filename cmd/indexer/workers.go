@@ -16,11 +16,11 @@ import (
 func workersCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workers",
-		Short: "List the workers, what they hold and whether they may be chosen; change, drain and remove them",
-		Long: `List the workers that the log knows or that are registered, and what they hold. STATE says whether a worker may be
-chosen for new requests; what keeps it from that is said below the table. So is whose lease has expired within the
-last hour: until it is back or "workers remove" was said, if it was not drained before. --json has all that is
-registered of each.`,
+		Short: "List the workers with blocks and states; change, drain and remove workers",
+		Long: `List the workers in the log and in registrations, with the workers' blocks. STATE shows whether a worker may
+be chosen for new requests. Lines below the table explain obstacles, and list leases expired within the last hour:
+until the return of the worker or "workers remove", except for workers drained before. --json has all registered
+facts.`,
 		Example: `  indexer workers
   indexer workers drain w1 --why "new driver"
   indexer workers undrain w1
@@ -55,12 +55,12 @@ func drainCommand() *cobra.Command {
 	var why string
 	cmd := changing(&cobra.Command{
 		Use:   "drain WORKER",
-		Short: "Give a worker nothing new, until undrain, whatever becomes of its shim",
+		Short: "Send no new requests to a worker until undrain, even if the shim restarts",
 	}, func(ctx context.Context, c *client.Client, worker events.WorkerID) (*api.Worker, error) {
 		yes := true
 		return c.ChangeWorker(ctx, &api.WorkerChange{Instance: worker, Drain: &yes, Why: why})
 	})
-	cmd.Flags().StringVar(&why, "why", "", "the reason, which others see")
+	cmd.Flags().StringVar(&why, "why", "", "the reason, visible to all users")
 	return cmd
 }
 
@@ -77,7 +77,7 @@ func changeCommand() *cobra.Command {
 	var spec *cli.WorkerFlags
 	cmd := changing(&cobra.Command{
 		Use:   "change WORKER",
-		Short: "Change a worker's record; these values override those of its shim, and omitted ones stay",
+		Short: "Change a worker's record; the values override the shim's values, and omitted values stay",
 		Example: `  indexer workers change w1 --role prefill --topology zone=eu-1
   indexer workers change w1 --reset`,
 	}, func(ctx context.Context, asked *client.Client, worker events.WorkerID) (*api.Worker, error) {
@@ -90,7 +90,7 @@ func changeCommand() *cobra.Command {
 	})
 	spec = cli.AddWorkerFlags(cmd.Flags(), "endpoint")
 	spec.AddRange(cmd.Flags())
-	cmd.Flags().BoolVar(&c.Reset, "reset", false, "first forget what was changed before")
+	cmd.Flags().BoolVar(&c.Reset, "reset", false, "first remove all earlier changes")
 	return cmd
 }
 
@@ -99,7 +99,7 @@ func registerCommand() *cobra.Command {
 	var spec *cli.WorkerFlags
 	cmd := changing(&cobra.Command{
 		Use:   "register WORKER --model M --block-size N",
-		Short: "Register a worker that has no shim: nobody hears what it holds",
+		Short: "Register a worker without a shim and without events",
 		Example: `  indexer workers register w9 --model llama --block-size 16 --endpoint http://w9:8000
   indexer workers remove w9`,
 	}, func(ctx context.Context, asked *client.Client, worker events.WorkerID) (*api.Worker, error) {
@@ -116,15 +116,15 @@ func registerCommand() *cobra.Command {
 	})
 	spec = cli.AddWorkerFlags(cmd.Flags(), "endpoint")
 	spec.AddRange(cmd.Flags())
-	cmd.Flags().StringVar(&r.Model, "model", "", "model that the worker serves (required)")
-	cmd.Flags().Uint32Var(&r.BlockSize, "block-size", 0, "tokens in one of its blocks (required)")
+	cmd.Flags().StringVar(&r.Model, "model", "", "model of the worker (required)")
+	cmd.Flags().Uint32Var(&r.BlockSize, "block-size", 0, "tokens in a block of the worker (required)")
 	return cmd
 }
 
 func removeCommand() *cobra.Command {
 	return changing(&cobra.Command{
 		Use:   "remove WORKER",
-		Short: "End the registration of a worker that has no shim of its own; or name one no more whose lease has expired",
+		Short: "End the registration of a worker without a shim; or remove a worker with an expired lease from lists",
 	}, func(ctx context.Context, c *client.Client, worker events.WorkerID) (*api.Worker, error) {
 		return c.RemoveWorker(ctx, worker)
 	})

@@ -22,7 +22,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// options are the values of the flags that both commands share.
+// options are the values of the flags common to both commands.
 type options struct {
 	shim      *host.Shim
 	source    source.Settings
@@ -49,8 +49,8 @@ func newOptions(f *pflag.FlagSet) *options {
 	cli.Renamed(f, map[string]string{"instance": "worker"})
 	o.nats = cli.NATSFlags(f, false)
 	o.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
-		"of dynamo-nats: the NATS server of the Dynamo fleet, if it is another than --nats")
-	o.rule = cli.DialFlag(f, "of dynamo-zmq: networks in which the addresses of Dynamo's discovery are dialled")
+		"of dynamo-nats: the NATS server of the Dynamo fleet, if different from --nats")
+	o.rule = cli.DialFlag(f, "of dynamo-zmq: networks of permitted addresses in Dynamo's discovery")
 	o.l3Master = cli.MasterFlags(f)
 	o.worker = cli.AddWorkerFlags(f, "serving-endpoint")
 	o.http.Security = cli.HTTPSecurityFlags(f, "HTTP")
@@ -71,65 +71,67 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 				"ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq where Dynamo's discovery is: "+
 				"http://HOST:PORT of etcd, ETCD_ENDPOINTS, the folder of files, DYN_FILE_KV, or kubernetes://NAMESPACE"),
 		cli.Var(&s.Listen, "listen", false,
-			"listen on --engine; the engine dials in. Without --worker any number of engines may: each topic kv@POD@MODEL is "+
-				"a worker, and POD its name"),
+			"listen on --engine; the engine dials in. Without --worker, any number of engines may dial in: a topic "+
+				"kv@POD@MODEL is "+
+				"a worker with the name POD"),
 		cli.Var(&o.source.MaxEngines, "max-engines", source.DefaultEngines,
-			"of --listen without --worker: how many ranks are served; the messages of further ones are skipped and counted",
+			"of --listen without --worker: limit of served ranks; messages of further ranks are skipped and counted",
 			cli.Between[uint32](1, host.MaxRanks)),
 		cli.Var(&s.Replay, "replay", "",
 			"the engine's replay endpoint"),
 		cli.Var(&s.Source, "source", "auto",
-			"how the engine speaks: vllm, sglang, auto (one of the two, told from what it says), or, for many ranks at once, "+
+			"format of the engine's events: vllm, sglang, auto (detected from the events), or, for many ranks at once, "+
 				"ndjson, dynamo-nats or dynamo-zmq; mooncake is no engine but a shared store's master, with --master; "+
 				"see docs/l3.md"),
 		cli.Var(&o.master, "master", "",
-			"of mooncake: HOST:PORT of the master's HTTP, as workers register it"),
+			"of mooncake: HOST:PORT of the master's HTTP, as in the registrations of workers"),
 		cli.Var(&s.Topic, "topic", "",
-			"hear only messages whose topic begins with this; of dynamo-zmq only publishers "+
-				"whose NAMESPACE.COMPONENT.ENDPOINT does"),
+			"receive only messages with this prefix of the topic; of dynamo-zmq only publishers "+
+				"with this prefix of NAMESPACE.COMPONENT.ENDPOINT"),
 		cli.Var(&s.Worker, "worker", "",
-			"the worker's name: what routers address (required)"),
+			"the worker's name in routers (required)"),
 		cli.Var(&s.Rank, "rank", 0,
-			"data-parallel rank, the first one if there are several"),
+			"data-parallel rank, or the first of several ranks"),
 		cli.Var(&s.Ranks, "ranks", 1,
-			"how many data-parallel ranks to shim: each has the ports after those of the one before, as engines number them",
+			"number of data-parallel ranks; the ports of successive ranks follow each other, as in engines",
 			cli.Between[uint32](1, host.MaxRanks)),
 		cli.Var(&s.Model, "model", "",
-			"model that the engine serves (required)"),
+			"the engine's model (required)"),
 		cli.Var(&s.BlockSize, "block-size", 0,
-			"tokens in one of the engine's blocks (required)"),
+			"tokens in a block of the engine (required)"),
 		cli.Var(&s.QueueBytes, "queue-bytes", 64<<20,
-			"bytes of memory that may wait for NATS before the engine is no longer read",
+			"bytes of events waiting for NATS; at the limit the shim stops reading the engine",
 			cli.AtLeast(1<<20, "1 MiB")),
 		cli.Var(&s.ReplayTimeout, "replay-timeout", 2*time.Second,
-			"how long the replay endpoint may say nothing"),
+			"how long the replay endpoint may send nothing"),
 		cli.Var(&s.IdleCheck, "idle-check", 30*time.Second,
-			"after how long a silence the replay endpoint is asked whether anything was missed"),
+			"time of silence before a request to the replay endpoint for missed messages"),
 		cli.Var(&s.ClaimWait, "claim-wait", 45*time.Second,
-			"how long to wait for another shim of the same rank to end, before this one gives up: longer than a predecessor "+
+			"how long to wait for the end of a second shim of the same rank, before this shim exits: longer than a predecessor "+
 				"may take to stop"),
 		cli.Var(&s.Silence, "silence", 30*time.Second,
-			"how long a source may publish no first event, or not be reached, before the log, indexer status and doctor report it"),
+			"time without a first event, or without a connection to a source, before the log, indexer status and doctor "+
+				"report the source"),
 		cli.Var(&s.Lease, "lease", registry.DefaultLease,
-			"after how long without a sign of this shim the worker counts as gone, and what it held is cleared",
+			"time without a sign of this shim after which the worker is gone and the worker's blocks are cleared",
 			cli.Between(registry.MinLease, registry.MaxLease)),
 		cli.Var(&s.L3Config, "l3-config", "",
-			"JSON file that says how this worker uses a shared store; it is registered with the lease; see docs/l3.md"),
+			"JSON file with this worker's use of a shared store, registered with the lease; see docs/l3.md"),
 		cli.Var(&s.KVGroups, "kv-groups", "",
-			"of a hybrid model: what the engine's KV-cache groups serve, by number, where its events leave that open: full, "+
-				"mla, swa:TOKENS, chunked:TOKENS or mamba, with :eagle behind it if a draft model has the last block of a hit "+
-				"computed anew; as in full,chunked:8192. The default is what --l3-config says"),
+			"of a hybrid model: kinds of the engine's KV-cache groups, by number, if missing in events: full, "+
+				"mla, swa:TOKENS, chunked:TOKENS or mamba, with the suffix :eagle if a draft model requires that the last block "+
+				"of a hit is computed again; for example full,chunked:8192 (default: the groups of --l3-config)"),
 		cli.Var(&s.OnUnreadable, "on-unreadable", host.UnreadablePass,
-			"what an engine's message that cannot be read costs: pass (itself alone) or clear (all that the rank was known to "+
-				"hold, since it may have told of removals)",
+			"effect of an unreadable engine message: pass (skip the message) or clear (clear all blocks of the rank, "+
+				"since the message may contain removals)",
 			cli.OneOf("is neither pass nor clear", host.UnreadablePass, host.UnreadableClear)),
 		cli.Var(&s.EngineHTTP, "engine-http", "",
-			"http://HOST:PORT of the engine's API, from which is learned what other flags do not say: endpoints, ranks, model, "+
+			"http://HOST:PORT of the engine's API, the source of all settings without a flag: endpoints, ranks, model, "+
 				"block size, room in blocks (SGLang; vLLM from 0.32 on)"),
 		cli.Var(&o.tokenFile, "engine-http-token-file", "",
-			"file with the API key that the engine wants"),
+			"file with the API key of the engine"),
 		cli.Var(&s.EngineCheck, "engine-http-check", 2*time.Second,
-			"how often --engine-http is asked whether the engine sleeps, and, at every fifth time, which names and LoRA "+
+			"interval of requests to --engine-http for the engine's sleep and, at every fifth time, for names and LoRA "+
 				"adapters it serves; 0: never",
 			cli.Is(func(d time.Duration) bool { return d == 0 || d >= 100*time.Millisecond },
 				"is neither 0 nor at least 100ms")),
@@ -139,39 +141,39 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 			cli.Is(func(d time.Duration) bool { return d == 0 || d >= 100*time.Millisecond },
 				"is neither 0 nor at least 100ms")),
 		cli.Var(&s.OnRefused, "on-engine-refused", "clear",
-			"what follows when the engine's connection has ended and its own ports refuse: clear (its process is gone, and "+
+			"effect of a lost connection with refusing ports of the engine: clear (the process is gone, and "+
 				"the blocks in device and host memory are cleared) or keep (a proxy may refuse)",
 			cli.Valid(onRefused)),
 		cli.Var(&s.SilentAfter, "engine-silent-after", 10*time.Second,
-			"after how long without a sign of life the engine counts as silent, which is said and clears nothing",
+			"time without a sign of life after which the engine is silent; silence is reported and clears nothing",
 			cli.AtLeast(time.Second, "1s")),
 		cli.Var(&s.GoneAfter, "engine-gone-after", 0,
-			"after how long a silence the engine counts as gone, and what it had in device and host memory is cleared; 0: "+
-				"never. Of --listen without --worker: how long after its connection has ended; 0: 2s"),
+			"time of silence after which the engine is gone, and the blocks in device and host memory are cleared; 0: "+
+				"never. Of --listen without --worker: the time after the end of the connection; 0: 2s"),
 		cli.Var(&s.StopWait, "stop-wait", 5*time.Second,
-			"after SIGTERM, how long to wait for the engine's end, which is then recorded: indexers choose the worker no more. "+
-				"If the engine runs on, its registration stays for the next shim; 0: do not wait. Of pods: never waited for",
+			"after SIGTERM, how long to wait for the engine's end and record the end: indexers choose the worker no more. "+
+				"If the engine runs on, the registration stays for the next shim; 0: do not wait. Of pods: always 0",
 			cli.NotNegative[time.Duration]()),
 		cli.Var(&s.LogRepeat, "log-repeat", 10*time.Second,
 			"least time between two log lines about the same trouble"),
 		cli.Var(&o.source.Etcd.User, "etcd-user", "",
-			"of dynamo-zmq: etcd's user, who may read the keys from v1/event_ on"),
+			"of dynamo-zmq: etcd's user with read access to the keys from v1/event_ on"),
 		cli.Var(&o.source.Etcd.Password, "etcd-password", "",
 			"password; better given as KVATLAS_ETCD_PASSWORD"),
 		cli.Var(&o.source.Etcd.CA, "etcd-ca", "",
-			"file with the authorities that vouch for etcd"),
+			"file with the certificate authorities of etcd"),
 		cli.Var(&o.source.Etcd.Cert, "etcd-cert", "",
 			"file with this client's certificate"),
 		cli.Var(&o.source.Etcd.Key, "etcd-key", "",
 			"file with its key"),
 		cli.Var(&o.source.Kube.URL, "kube-api", "",
-			"of pods and of dynamo-zmq: https://HOST:PORT of the Kubernetes API server (default: that of this pod)"),
+			"of pods and of dynamo-zmq: https://HOST:PORT of the Kubernetes API server (default: the server of this pod)"),
 		cli.Var(&o.source.Kube.TokenFile, "kube-token-file", "",
-			"file with the token for it (default: that of the service account)"),
+			"file with the token for --kube-api (default: the token of the service account)"),
 		cli.Var(&o.source.Kube.CAFile, "kube-ca", "",
-			"file with the authorities that vouch for it (default: that of the service account)"),
+			"file with the certificate authorities of --kube-api (default: the file of the service account)"),
 		cli.Var(&o.http.Listen, "http-listen", "",
-			"HOST:PORT where this process tells how it is: /metrics for Prometheus, /healthz, /readyz; port 0 takes a free one "+
+			"HOST:PORT of this process's /metrics for Prometheus, /healthz and /readyz; port 0 chooses a free port "+
 				"(default: nowhere)"),
 	}
 }
@@ -182,11 +184,11 @@ func podRows(p *pods.Settings) cli.Flags {
 		cli.Var(&p.Selector, "selector", "",
 			"labels of the pods, such as app=vllm (required, or --pool)"),
 		cli.Var(&p.Pool, "pool", "",
-			"InferencePool whose selector and first port are used"),
+			"InferencePool for the selector and the first port"),
 		cli.Var(&p.Namespace, "pods-namespace", "",
-			"Kubernetes namespace of the pods; * for all (default: that of this pod)"),
+			"Kubernetes namespace of the pods; * for all (default: the namespace of this pod)"),
 		cli.Var(&p.Group, "share-as", "",
-			"name of a group of replicas that share the pods, by Leases in this pod's namespace (default: this process takes "+
+			"name of a group of replicas that share the pods, by Leases in this pod's namespace (default: this process serves "+
 				"all pods)"),
 		cli.Var(&p.Replica, "replica", "",
 			"name of this replica in the group (default: the host's name)"),
@@ -198,7 +200,7 @@ func onRefused(text string) error {
 	return err
 }
 
-// byTopic reports whether the topics of engines that dial in name the workers.
+// byTopic reports whether the workers' names come from the topics of engines that dial in.
 func (o *options) byTopic() bool {
 	s := o.shim
 	return s.Listen && s.Worker == "" && !source.Named(s.Source) && s.EngineHTTP == ""
@@ -206,27 +208,27 @@ func (o *options) byTopic() bool {
 
 // The flags without a meaning for some sources.
 var (
-	// oneEngine are the flags of one engine, which sources with many ranks exclude.
+	// oneEngine are the flags of a single engine, excluded for sources with many ranks.
 	oneEngine = []string{"replay", "on-engine-refused"}
 
-	// ownSocket are further flags of an engine at a socket of its own.
+	// ownSocket are further flags of an engine with a separate socket.
 	ownSocket = []string{"listen", "ranks", "on-unreadable", "engine-gone-after"}
 
-	// oneWorker are the facts of one worker.
+	// oneWorker are the facts of a single worker.
 	oneWorker = []string{"serving-endpoint", "stable-routing-id"}
 
-	// ofStores are the flags of a store's shim. All others are about workers.
+	// ofStores are the flags of a store's shim. All further flags are about workers.
 	ofStores = []string{"source", "engine", "master", "namespace", "silence", "log-repeat", "log-level", "log-format"}
 )
 
-// refuse adds an error with the reason for each of the flags that is given.
+// refuse adds an error with the reason for every given flag among names.
 func (o *options) refuse(wrong *cli.Complaints, reason string, names ...string) {
 	for _, name := range names {
 		wrong.When(cli.Given(o.flags, name), "--%s %s", name, reason)
 	}
 }
 
-// check checks the flags and fills in the settings that several flags make up.
+// check checks the flags and fills in the settings from several flags.
 func (o *options) check(wrong *cli.Complaints) {
 	s := o.shim
 	o.table.Check(wrong)
@@ -235,7 +237,7 @@ func (o *options) check(wrong *cli.Complaints) {
 		wrong.When(s.GoneAfter != 0 && s.GoneAfter < s.SilentAfter,
 			"--engine-gone-after %v is less than --engine-silent-after %v", s.GoneAfter, s.SilentAfter)
 	} else {
-		const reason = "is for one engine: give --worker, or leave it out where topics name the workers"
+		const reason = "is for a single engine: give --worker, or omit the flag if topics name the workers"
 		o.refuse(wrong, reason, oneEngine...)
 		o.refuse(wrong, reason, oneWorker...)
 	}
@@ -250,7 +252,7 @@ func (o *options) check(wrong *cli.Complaints) {
 		if s.Worker == "" {
 			o.refuse(wrong, reason, oneWorker...)
 		}
-		o.refuse(wrong, "is for one engine, not for --source "+s.Source, "kv-groups")
+		o.refuse(wrong, "is for a single engine, not for --source "+s.Source, "kv-groups")
 	}
 	o.refuse(wrong, "is for --source "+source.Mooncake, "master")
 	if s.EngineHTTP == "" {

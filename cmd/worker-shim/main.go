@@ -1,4 +1,4 @@
-// Command worker-shim carries one inference engine's KV-cache events into kvatlas.
+// Command worker-shim publishes the KV-cache events of an inference engine to kvatlas.
 package main
 
 import (
@@ -31,26 +31,27 @@ func rootCommand() *cobra.Command {
 func runCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run --engine tcp://HOST:PORT --worker ID --model M --block-size N | --engine-http http://HOST:PORT",
-		Short: "Publish one engine rank's events until stopped",
-		Long: `Hear one engine rank's KV-cache events on its ZeroMQ socket and publish them to the log, each
-acknowledged. It keeps no file: when it starts again it goes on where its own last message in the log says. With
---replay, the engine's replay endpoint, nothing is lost while it is away, as long as the engine's replay buffer
-reaches back; without it a gap clears what the rank was known to hold.
+		Short: "Publish the events of an engine's rank until stopped",
+		Long: `Receive an engine rank's KV-cache events on a ZeroMQ socket, and publish the events to the log with
+acknowledgements. The shim keeps no file: after a restart the shim continues after the last own message in the log.
+With --replay, the engine's replay endpoint, no event is lost during an absence of the shim, as far as the engine's
+replay buffer reaches back. Without --replay, a gap clears all blocks of the rank.
 
-One process shims as many data-parallel ranks as --ranks says: rank N has --engine's port + N and --replay's + N, which
-is how vLLM and SGLang number them. vLLM publishes with
+A process serves --ranks data-parallel ranks: rank N has the port of --engine + N and the port of --replay + N, as
+numbered by vLLM and SGLang. vLLM publishes with
   --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",` +
 			`"replay_endpoint":"tcp://*:5657"}'
 
-With --engine-http alone all of that is asked of the engine: SGLang says it, and vLLM from 0.32 on. What flags say
-counts more. The worker is called HOST:PORT then, with this host's name in place of a loopback address. If the engine
-comes back with other settings they are taken.
+With --engine-http alone, the shim reads all settings from the engine: SGLang reports them, and vLLM from 0.32 on. Flags
+have precedence. The default name of the worker is then HOST:PORT, with this host's name in place of a loopback address.
+If the engine restarts with new settings, the shim uses the new settings.
 
-With --listen and without --worker any number of engines dial this shim. The topic of an engine's messages,
-kv@IP:PORT@MODEL, kv@IP@MODEL or kv@POD@MODEL, names its worker and model.
+With --listen and without --worker, any number of engines dial this shim. The topic of an engine's messages,
+kv@IP:PORT@MODEL, kv@IP@MODEL or kv@POD@MODEL, names the worker and the model.
 
-With --source mooncake it is no engine's shim but a shared store's: it passes on what a Mooncake master says of its
-objects, for indexers to know without asking. It needs --engine and --master alone.`,
+With --source mooncake,
+	the shim serves a shared store in place of an engine: the shim publishes the changes of the objects at a
+Mooncake master, so that indexers need no requests to the store. Only --engine and --master apply.`,
 		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker w1 ` +
 			`--model llama --block-size 16
   worker-shim run --engine-http http://127.0.0.1:8000
@@ -87,12 +88,12 @@ func podsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pods --selector LABELS | --pool NAME",
 		Short: "Publish the events of all engines in the pods with these labels",
-		Long: `Watch the pods with these labels and run the shims of their engines in this process. No pod needs a
-sidecar. In the flags, POD_IP, POD_NAME and POD_NAMESPACE stand for each pod's own. By default each engine is asked at
-http://POD_IP:8000 for its settings (SGLang; vLLM from 0.32 on), and its worker is called POD_NAME.
+		Long: `Watch the pods with the labels and run the shims of the engines in this process. No pod needs a sidecar. In the
+flags, POD_IP, POD_NAME and POD_NAMESPACE stand for the values of a pod. By default the shim reads an engine's settings
+from http://POD_IP:8000 (SGLang; vLLM from 0.32 on), and the worker's name is POD_NAME.
 
-A pod that is deleted or terminates loses its registration at once. Several replicas with the same --share-as share the
-pods. It needs the rights to list and watch pods and, with --share-as, to get, list, watch, create, update and delete
+A deleted or terminating pod loses the registration at once. Several replicas with the same --share-as share the pods.
+The process needs the rights to list and watch pods and, with --share-as, to get, list, watch, create, update and delete
 Leases.`,
 		Example: `  worker-shim pods --selector app=vllm
   worker-shim pods --pool llama --share-as llama-shims
@@ -129,7 +130,7 @@ Leases.`,
 	return cmd
 }
 
-// process runs a shim with its traces and its HTTP port.
+// process runs a shim with traces and an HTTP port.
 func (o *options) process(ctx context.Context, log *slog.Logger, run func() error) error {
 	if err := o.http.Check(); err != nil {
 		return err
@@ -218,10 +219,10 @@ func (o *options) connect(ctx context.Context, log *slog.Logger, name, without s
 		return nil, err
 	}
 	waiting := host.Limiter{Every: o.shim.LogRepeat}
-	options.Core, options.Wait = core, true // a shim may start before all other programs
+	options.Core, options.Wait = core, true // a shim may start before all programs of kvatlas
 	options.Disconnected = func(err error) {
 		log.Warn("NATS connection lost; "+without, "error", err, "what_to_do",
-			"see that the NATS server runs; it is dialled until it answers")
+			"check that the NATS server runs; the program dials until the server answers")
 	}
 	options.Reconnected = func(url string) {
 		log.Info("NATS connection is back", "server", url)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestOneReplayPort reads every page, manifest and help text with an engine's replay endpoint: all have the default
-// port of worker-shim simulate, so that copies from two places fit together.
+// port of worker-shim simulate, so that copies from two places agree.
 func TestOneReplayPort(t *testing.T) {
 	replay := simulate.Command().Flags().Lookup("replay").DefValue
 	want := replay[strings.LastIndex(replay, ":")+1:]
@@ -25,7 +25,7 @@ func TestOneReplayPort(t *testing.T) {
 		}
 		for _, m := range named.FindAllStringSubmatch(string(text), -1) {
 			if found++; m[1] != want {
-				t.Errorf("%s: %s; elsewhere it is %s", path, m[0], want)
+				t.Errorf("%s: %s; other places have %s", path, m[0], want)
 			}
 		}
 	}

@@ -112,9 +112,11 @@ other: own 0 not_held behind 0 loads 0 no_store behind 0`
 		"[3,4) choosy/0 tiers/0 - - yes",
 		"[4,5) choosy/0 hole/0 tiers/0 - - yes", "[5,6) hole/0 - - - yes", "[6,12) - - - - yes", "[12,13) - - - - no",
 		"[13,20) - - - - yes",
-		"hole/0 3 block 3: it does not hold it in any tier (2 it holds behind are of no use) 9 block 12: the store has 1 of its 2 objects (7 in the store behind are not loaded)",
-		"choosy/0 5 block 5: it does not hold it in any tier 0 block 5 and what follows in one run is less than its engine begins to load for (14 in the store behind are not loaded)",
-		"other/0 0 block 0: it does not hold it in any tier 0 it has registered no shared store",
+		"hole/0 3 block 3: in no tier of the worker (2 later blocks are of no use) 9 block 12: the store has 1 of 2 " +
+			"objects (7 in the store behind are not loaded)",
+		"choosy/0 5 block 5: in no tier of the worker 0 block 5 and the following run are less than the engine's least " +
+			"load (14 in the store behind are not loaded)",
+		"other/0 0 block 0: in no tier of the worker 0 the worker has registered no shared store",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, r.Stdout)

@@ -395,8 +395,8 @@ func (r *Reader) Uint32s(dst []uint32, n int) ([]uint32, bool) {
 	done := 0
 	for done < len(fast) && at <= len(data)-8 {
 		word := binary.BigEndian.Uint64(data[at:])
-		// Most tokens have one of three codes, from whose last two bits the length follows: 1, 2 or 4 bytes behind the
-		// code. So the code of the next token is found without a second access to memory, which is what the loop waits for.
+		// Most tokens have one of three codes. The last two bits of the code give the length: 1, 2 or 4 bytes after the code.
+		// So the loop finds the code of the next token without a second access to memory.
 		code, long := word>>56, 1+uint(1)<<(word>>56&3)
 		next := word << (8 * long & 63) >> 56
 		if code-codeUint8 <= codeUint32-codeUint8 && next-codeUint8 <= codeUint32-codeUint8 && done < len(fast)-1 &&

@@ -49,13 +49,13 @@ func (c *counts) String() string {
 func echo(answer func(ctx context.Context, text string) error) func(grpc.ServiceRegistrar) {
 	return func(r grpc.ServiceRegistrar) {
 		r.RegisterService(&grpc.ServiceDesc{ServiceName: "test.Echo", HandlerType: (*any)(nil),
-			Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: func(_ any, ctx context.Context, decode func(any) error,
+			Methods: []grpc.MethodDesc{{MethodName: "Repeat", Handler: func(_ any, ctx context.Context, decode func(any) error,
 				around grpc.UnaryServerInterceptor) (any, error) {
 				q := &wrapperspb.StringValue{}
 				if err := decode(q); err != nil {
 					return nil, err
 				}
-				return around(ctx, q, &grpc.UnaryServerInfo{FullMethod: "/test.Echo/Say"},
+				return around(ctx, q, &grpc.UnaryServerInfo{FullMethod: "/test.Echo/Repeat"},
 					func(ctx context.Context, q any) (any, error) {
 						return q, answer(ctx, q.(*wrapperspb.StringValue).Value)
 					})
@@ -96,7 +96,7 @@ func serve(t *testing.T, cfg Config, register func(grpc.ServiceRegistrar)) (conn
 		cfg.Ended = func(string, string) {}
 	}
 	if cfg.Needs == nil {
-		cfg.Needs = map[string]rights.Roles{"/test.Echo/Say": rights.Read, "/test.Echo/Chat": rights.Route}
+		cfg.Needs = map[string]rights.Roles{"/test.Echo/Repeat": rights.Read, "/test.Echo/Chat": rights.Route}
 	}
 	stop, at, err := Serve("127.0.0.1:0", cfg, register)
 	if err != nil {
@@ -112,14 +112,14 @@ func serve(t *testing.T, cfg Config, register func(grpc.ServiceRegistrar)) (conn
 }
 
 func say(ctx context.Context, conn *grpc.ClientConn, text string) error {
-	return conn.Invoke(ctx, "/test.Echo/Say", wrapperspb.String(text), &wrapperspb.StringValue{})
+	return conn.Invoke(ctx, "/test.Echo/Repeat", wrapperspb.String(text), &wrapperspb.StringValue{})
 }
 
 // TestPanics: a call that panics returns an error, and the port continues.
 func TestPanics(t *testing.T) {
-	told := make(chan string, 1)
+	panicked := make(chan string, 1)
 	conn, _ := serve(t, Config{Calls: 1, Streams: 1, Panicked: func(method string, why any, stack []byte) {
-		told <- fmt.Sprint(method, " ", why, " ", len(stack) > 0)
+		panicked <- fmt.Sprint(method, " ", why, " ", len(stack) > 0)
 	}}, echo(func(_ context.Context, text string) error {
 		if text == "bad" {
 			panic(text)
@@ -129,8 +129,8 @@ func TestPanics(t *testing.T) {
 	if err := say(t.Context(), conn, "bad"); status.Code(err) != codes.Internal {
 		t.Errorf("%v", err)
 	}
-	if got := <-told; got != "/test.Echo/Say bad true" {
-		t.Errorf("told %s", got)
+	if got := <-panicked; got != "/test.Echo/Repeat bad true" {
+		t.Errorf("panicked %s", got)
 	}
 	if err := say(t.Context(), conn, "good"); err != nil {
 		t.Errorf("the next call: %v", err)
@@ -168,8 +168,8 @@ func TestStatuses(t *testing.T) {
 		t.Error(err)
 	}
 	stop()
-	const want = "map[Say busy:1 Say internal:1 Say malformed:1 Say not_ready:1 Say ok:2 Say too_large:1 " +
-		"other unknown_operation:1]"
+	const want = "map[Repeat busy:1 Repeat internal:1 Repeat malformed:1 Repeat not_ready:1 Repeat ok:2 Repeat " +
+		"too_large:1 other unknown_operation:1]"
 	if got := counted.String(); got != want {
 		t.Errorf("counted %s, want %s", got, want)
 	}
@@ -207,7 +207,7 @@ func TestCanceledCalls(t *testing.T) {
 		}
 	}
 	stop()
-	if got := counted.String(); got != "map[Say canceled:1 Say expired:2]" {
+	if got := counted.String(); got != "map[Repeat canceled:1 Repeat expired:2]" {
 		t.Errorf("counted %s", got)
 	}
 }
@@ -325,7 +325,7 @@ func TestNoMessage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // bounds the test
 	defer cancel()
 	sendNothing := func(ctx context.Context) error {
-		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/test.Echo/Say")
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/test.Echo/Repeat")
 		if err != nil {
 			return err
 		}
@@ -352,7 +352,7 @@ func TestNoMessage(t *testing.T) {
 		t.Error(err)
 	}
 	stop()
-	if got := counted.String(); got != "map[Say busy:1 Say ok:1 Say unauthorized:3]" {
+	if got := counted.String(); got != "map[Repeat busy:1 Repeat ok:1 Repeat unauthorized:3]" {
 		t.Errorf("counted %s", got)
 	}
 }
@@ -395,11 +395,11 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPort(Config{Tokens: tokens, Open: []string{"/test.Echo/Chat"},
-		Needs: map[string]rights.Roles{"/test.Echo/Say": rights.Read, "/test.Echo/Chat": rights.Route}})
+		Needs: map[string]rights.Roles{"/test.Echo/Repeat": rights.Read, "/test.Echo/Chat": rights.Route}})
 	if err := p.admit(t.Context(), "/test.Echo/Chat"); err != nil {
 		t.Errorf("the open method: %v", err)
 	}
-	for _, method := range []string{"/test.Echo/Say", "/test.Echo/Other"} {
+	for _, method := range []string{"/test.Echo/Repeat", "/test.Echo/Other"} {
 		if p.admit(t.Context(), method) == nil {
 			t.Errorf("%s is open", method)
 		}
@@ -413,7 +413,7 @@ func TestUnclassified(t *testing.T) {
 			t.Errorf("the method is registered: %v", why)
 		}
 	}()
-	p := newPort(Config{Needs: map[string]rights.Roles{"/test.Echo/Say": rights.Read}})
+	p := newPort(Config{Needs: map[string]rights.Roles{"/test.Echo/Repeat": rights.Read}})
 	echo(nil)(registrar{grpc.NewServer(), p})
 }
 
@@ -423,7 +423,7 @@ func TestLateMessage(t *testing.T) {
 		p, begun := newPort(Config{Calls: 1}), time.Now()
 		never := make(chan struct{})
 		defer close(never)
-		handle := p.admitting("/test.Echo/Say", func(_ any, _ context.Context, read func(any) error,
+		handle := p.admitting("/test.Echo/Repeat", func(_ any, _ context.Context, read func(any) error,
 			_ grpc.UnaryServerInterceptor) (any, error) {
 			return nil, read(nil)
 		})

@@ -153,7 +153,7 @@ func TestDumpsAreBounded(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&stats)
 	if grown := int64(stats.HeapAlloc) - int64(start); grown > 4<<20 {
-		t.Errorf("two dumps of %d lines take %d MiB", before, grown>>20)
+		t.Errorf("two dumps of %d lines need %d MiB", before, grown>>20)
 	}
 	status, body := get(t, url)
 	if status != 429 || !strings.Contains(body, "2 dumps are running") || !strings.Contains(body, "retry") ||

@@ -17,13 +17,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// asked is an indexer that records its queries.
-type asked struct {
+// recorder is an indexer that records queries.
+type recorder struct {
 	Server
 	queries []*api.Query
 }
 
-func (a *asked) Find(_ context.Context, q *api.Query) (*api.Answer, error) {
+func (a *recorder) Find(_ context.Context, q *api.Query) (*api.Answer, error) {
 	a.queries = append(a.queries, q)
 	answer := &api.Answer{Model: q.Model, BlockSize: 2, Complete: true}
 	if q.Hashed != nil {
@@ -40,7 +40,7 @@ func register(l3 string) string {
 // TestReadAsDynamoDoes compares statuses with the replies of ai-dynamo-runtime 1.6.1 to the same requests.
 func TestReadAsDynamoDoes(t *testing.T) {
 	counts := map[string]int{}
-	x := &asked{}
+	x := &recorder{}
 	h := web.NewMux()
 	Register(h, Config{Server: x, Shims: NewShims(nil, nil, "one", Engines{}, nil),
 		Ended: func(op, outcome string) { counts[op+" "+outcome]++ }})
@@ -126,7 +126,7 @@ func TestReadAsDynamoDoes(t *testing.T) {
 // TestMultimodalItems checks that a query includes the multimodal items of the blocks, for every hash mode of the
 // model's workers.
 func TestMultimodalItems(t *testing.T) {
-	x := &asked{}
+	x := &recorder{}
 	h := web.NewMux()
 	Register(h, Config{Server: x})
 	post := func(body string) *httptest.ResponseRecorder {
@@ -170,7 +170,7 @@ func TestMultimodalItems(t *testing.T) {
 		}
 	}
 	if a, b := hashed(`{"mm_hash":42},{"mm_hash":43}`), hashed(`{"mm_hash":43},{"mm_hash":42}`); a == b {
-		t.Errorf("two items in whatever order: %d", a)
+		t.Errorf("two items in any order: %d", a)
 	}
 	for _, infos := range []string{`null`, `[]`, `[null,null]`, `[{"mm_objects":[]}]`} { // a prompt without items
 		if w := post(fmt.Sprintf(`{"model_name":"m","token_ids":[0,1],"block_mm_infos":%s}`, infos)); w.Code != 200 ||

@@ -84,7 +84,7 @@ func (o *observer) StateChanged(s shim.State) {
 			"see whether the engine's process hangs or is stopped, and whether the host is reachable; restart the "+
 				"engine if it does not go on")
 	case api.EngineGone:
-		o.log.Warn("a registered engine is gone; what it had in device and host memory is cleared", "worker", o.key,
+		o.log.Warn("a registered engine is gone; the blocks in device and host memory are cleared", "worker", o.key,
 			"why", s.Why)
 	}
 }

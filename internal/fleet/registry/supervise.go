@@ -206,7 +206,7 @@ func (r *Registry) end(ctx context.Context, d Due) error {
 		return nil // the shim is back
 	}
 	if err == nil {
-		r.cfg.Log.Info("a worker is gone; what it held is cleared", "worker", record.Key())
+		r.cfg.Log.Info("a worker is gone; the worker's blocks are cleared", "worker", record.Key())
 	}
 	return err
 }

@@ -163,7 +163,7 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 		var all sync.WaitGroup
 		for i, p := range shut {
 			all.Go(func() {
-				if shims, err := control.WhoAll(asking, n.cfg.Namespace, p); err == nil {
+				if shims, err := control.ShimsOf(asking, n.cfg.Namespace, p); err == nil {
 					replies[i] = waitingPhrase(shims)
 				}
 			})

@@ -12,8 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
-// TestSnapshotStatesEnd: a partition whose snapshots failed, are left to another node, were deleted or wait for a
-// resync writes snapshots again after the end of the cause.
+// TestSnapshotStatesEnd: a partition with failed, deleted or left snapshots, or in need of a resync, writes snapshots
+// again after the end of the cause.
 func TestSnapshotStatesEnd(t *testing.T) {
 	now := time.Now()
 	s := &serving{reading: &reading{kept: &kept{}}}

@@ -54,8 +54,8 @@ func TestMissingPartitionsAreListed(t *testing.T) {
 	}
 }
 
-// TestQueriesReadAheadAsEnginesDo: workers of one model whose engines hash zero, one or three tokens beyond a block are
-// found by the same tokens, each with its held blocks. Hashes with a worker's lookahead find it too, also after a
+// TestQueriesReadAheadAsEnginesDo: workers of a model with engines that hash zero, one or three tokens beyond a block
+// are found by the same tokens, each with its held blocks. Hashes with a worker's lookahead find it too, also after a
 // restart.
 func TestQueriesReadAheadAsEnginesDo(t *testing.T) {
 	w := newSite(t)

@@ -84,8 +84,8 @@ func TestUnreadableLogInStatus(t *testing.T) {
 	}
 }
 
-// TestRankWithoutPlacedBlocks: a rank whose blocks all wait for unseen parents is a problem, also after they expired,
-// until one of its blocks has a place.
+// TestRankWithoutPlacedBlocks: a rank with blocks that all wait for unseen parents is a problem, also after they
+// expired, until one of its blocks has a place.
 func TestRankWithoutPlacedBlocks(t *testing.T) {
 	m := NewMachine(radix.New(radix.Config{PendingFor: 1000}), 1)
 	key, next, seq := events.RankKey{Instance: "w"}, events.EventID(1), events.StreamSeq(1)

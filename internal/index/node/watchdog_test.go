@@ -332,7 +332,7 @@ func TestBothGenerationsGoneAndTheLogTruncated(t *testing.T) {
 	}
 }
 
-// seenInItsMiddle is a site whose log begins in the middle of a rank's incarnation. Its shim is stopped.
+// seenInItsMiddle is a site with a log that begins in the middle of a rank's incarnation. Its shim is stopped.
 func seenInItsMiddle(t *testing.T) *site {
 	w := newSite(t)
 	stop := w.startShim()
@@ -379,7 +379,7 @@ func TestRankSeenInItsMiddle(t *testing.T) {
 	w.compareTranscript("rank-seen-in-its-middle")
 }
 
-// TestForgottenByAnOperator ends the wait for a rank whose engine is gone for good: the rank is removed, here and after
+// TestForgottenByAnOperator ends the wait for a rank with an engine gone for good: the rank is removed, here and after
 // a restart. If the engine returns, the rank begins again.
 func TestForgottenByAnOperator(t *testing.T) {
 	w := seenInItsMiddle(t)

@@ -60,8 +60,8 @@ type Shim struct {
 	Endpoint       string `json:"endpoint,omitempty"`
 	ReplayEndpoint string `json:"replay_endpoint,omitempty"`
 
-	// Heard counts the engine's messages by outcome. nil: the shim has not started to read, or the
-	// release does not report the counts.
+	// Heard counts the engine's messages by outcome. nil: the shim has not started to read, or the release does not report
+	// counts.
 	Heard *Heard `json:"heard,omitempty"`
 }
 
@@ -110,7 +110,7 @@ type ResyncRequest struct {
 
 // Handler answers requests for a shim. All methods must be safe for concurrent use.
 type Handler interface {
-	Who() Shim
+	Self() Shim
 
 	// WantLoads records that a node needs the load of the engine.
 	WantLoads()
@@ -149,7 +149,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 		case req.Op == opPresent:
 			return jetstream.Response{Elsewhere: true}
 		case req.Op == opWho:
-			s = h.Who()
+			s = h.Self()
 		case req.Op == opResync && req.ID != "":
 			var err error // a local error: several goroutines answer
 			if s, err = h.Resync(ctx, ResyncRequest{ID: req.ID, Lost: req.Lost, Of: req.Of}); err != nil {
@@ -183,8 +183,8 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 	}, nil
 }
 
-// Who returns the shim that serves a rank now. The result is nil without an answer.
-func Who(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
+// ShimOf returns the shim that serves a rank now. The result is nil without an answer.
+func ShimOf(ctx context.Context, ns *jetstream.Namespace, key events.RankKey) (*Shim, error) {
 	return askRank(ctx, ns, key, request{Op: opWho})
 }
 
@@ -211,9 +211,9 @@ func WantLoads(ns *jetstream.Namespace, p events.Partition) error {
 // LoadsWanted is the time for which a shim reports loads after a request.
 const LoadsWanted = 15 * time.Second
 
-// WhoAll returns the answers of all shims of a partition. The wait lasts two seconds, because the number of shims is
+// ShimsOf returns the answers of all shims of a partition. The wait lasts two seconds, because the number of shims is
 // unknown.
-func WhoAll(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([]Shim, error) {
+func ShimsOf(ctx context.Context, ns *jetstream.Namespace, p events.Partition) ([]Shim, error) {
 	return gather(ctx, ns, p, request{Op: opWho})
 }
 

@@ -23,7 +23,7 @@ type still struct {
 	goOn  chan struct{}
 }
 
-func (s *standing) Who() Shim {
+func (s *standing) Self() Shim {
 	if now := s.now.Load(); now.asked.Add(1) == 1 {
 		<-now.goOn
 	}
@@ -32,7 +32,7 @@ func (s *standing) Who() Shim {
 
 func (s *standing) WantLoads() {}
 
-func (s *standing) Resync(context.Context, ResyncRequest) (Shim, error) { return s.Who(), nil }
+func (s *standing) Resync(context.Context, ResyncRequest) (Shim, error) { return s.Self(), nil }
 
 // joined starts a NATS server and returns a namespace on it. Both end with the test.
 func joined(ctx context.Context, tb testing.TB, partitions uint32) *jetstream.Namespace {
@@ -53,8 +53,8 @@ func TestStalledShimIsAskedAgain(t *testing.T) {
 	defer cancel()
 	ns := joined(ctx, t, 1)
 	key := events.RankKey{Instance: "w"}
-	if who, err := Who(ctx, ns, key); who != nil || err != nil {
-		t.Fatalf("of a rank without a shim: %v, %v", who, err)
+	if found, err := ShimOf(ctx, ns, key); found != nil || err != nil {
+		t.Fatalf("of a rank without a shim: %v, %v", found, err)
 	}
 	s := &standing{}
 	stop, err := Serve(ns, key, s)
@@ -62,25 +62,25 @@ func TestStalledShimIsAskedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	var who *Shim
+	var found *Shim
 	for range 10 { // the machine may stall at the second request
 		now := &still{goOn: make(chan struct{})}
 		s.now.Store(now)
-		who, err = Who(ctx, ns, key)
+		found, err = ShimOf(ctx, ns, key)
 		close(now.goOn)
-		if err != nil || who != nil {
+		if err != nil || found != nil {
 			break
 		}
 	}
-	if err != nil || who == nil || who.PID != 7 {
-		t.Errorf("of a stalled shim: %v, %v", who, err)
+	if err != nil || found == nil || found.PID != 7 {
+		t.Errorf("of a stalled shim: %v, %v", found, err)
 	}
 }
 
 // claiming is a shim that answers for another rank.
 type claiming struct{ Shim }
 
-func (c claiming) Who() Shim                                           { return c.Shim }
+func (c claiming) Self() Shim                                          { return c.Shim }
 func (c claiming) WantLoads()                                          {}
 func (c claiming) Resync(context.Context, ResyncRequest) (Shim, error) { return c.Shim, nil }
 
@@ -114,11 +114,12 @@ func TestAnswersForOtherRanksAreSkipped(t *testing.T) {
 		}
 		defer stop()
 	}
-	if who, err := Resync(ctx, ns, events.RankKey{Instance: bad}, ResyncRequest{ID: "1"}); who != nil || err != nil {
-		t.Errorf("the shim of %s, with the answer of another rank: %+v, %v", bad, who, err)
+	if found, err := Resync(ctx, ns, events.RankKey{Instance: bad}, ResyncRequest{ID: "1"}); found != nil || err != nil {
+		t.Errorf("the shim of %s, with the answer of another rank: %+v, %v", bad, found, err)
 	}
-	if who, err := Who(ctx, ns, events.RankKey{Instance: good}); who == nil || who.Instance != good || err != nil {
-		t.Errorf("the shim of %s: %+v, %v", good, who, err)
+	if found, err := ShimOf(ctx, ns,
+		events.RankKey{Instance: good}); found == nil || found.Instance != good || err != nil {
+		t.Errorf("the shim of %s: %+v, %v", good, found, err)
 	}
 	stop, err := conn.Subscribe(jetstream.ControlSubject("test", 0), func(r jetstream.Request) {
 		_ = conn.Send(r.Reply, jetstream.ContentJSON, []byte("no JSON"))
@@ -127,7 +128,7 @@ func TestAnswersForOtherRanksAreSkipped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	if all, err := WhoAll(ctx, ns, 0); err != nil || len(all) != 1 || all[0].Instance != good {
+	if all, err := ShimsOf(ctx, ns, 0); err != nil || len(all) != 1 || all[0].Instance != good {
 		t.Errorf("all shims of partition 0: %+v, %v", all, err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // ErrUnknown is returned by [Forget] for a rank that is neither in the log nor in its snapshot.
-var ErrUnknown = errors.New("nothing is known of this worker and rank")
+var ErrUnknown = errors.New("the log has no events of this worker and rank")
 
 // Forgotten is the result of [Forget].
 type Forgotten struct {

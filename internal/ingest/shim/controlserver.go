@@ -16,7 +16,7 @@ import (
 
 // ControlServer answers requests to a running shim: for its identity, and for a resync.
 type ControlServer struct {
-	who      control.Shim
+	shim     control.Shim
 	stop     func()
 	requests chan request
 
@@ -54,7 +54,7 @@ const knownResyncs = 64
 // Claim opens the control server of a rank. If another live shim has the rank, the error wraps ErrFenced and names the
 // shim. Two concurrent calls may both succeed; then the log separates the shims at publication.
 func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, replay bool) (*ControlServer, error) {
-	other, err := control.Who(ctx, ns, key)
+	other, err := control.ShimOf(ctx, ns, key)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, rep
 		host = "unknown"
 	}
 	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
-	s.who = control.Shim{Instance: key.Instance, Rank: key.Rank, Host: host, PID: os.Getpid(), Since: time.Now(),
+	s.shim = control.Shim{Instance: key.Instance, Rank: key.Rank, Host: host, PID: os.Getpid(), Since: time.Now(),
 		Replay: replay}
 	s.stop, err = control.Serve(ns, key, s)
 	return s, err
@@ -83,30 +83,30 @@ func (s *ControlServer) LoadsWanted() bool {
 	return s != nil && time.Now().UnixNano()-s.loads.Load() < int64(control.LoadsWanted)
 }
 
-// Who returns the identity of the shim.
-func (s *ControlServer) Who() control.Shim {
-	who := s.who
-	who.Incarnation = events.Incarnation(s.incarnation.Load())
-	who.Waiting = s.waiting.Load()
+// Self returns the identity of the shim.
+func (s *ControlServer) Self() control.Shim {
+	shim := s.shim
+	shim.Incarnation = events.Incarnation(s.incarnation.Load())
+	shim.Waiting = s.waiting.Load()
 	s.hearing.Lock()
 	defer s.hearing.Unlock()
-	if who.Endpoint, who.ReplayEndpoint = s.heard.endpoint, s.heard.replay; !s.heard.begun {
-		return who
+	if shim.Endpoint, shim.ReplayEndpoint = s.heard.endpoint, s.heard.replay; !s.heard.begun {
+		return shim
 	}
 	c := &s.heard.counts
-	who.Heard = &control.Heard{Messages: c.Taken, Unreadable: c.Undecodable, Gaps: c.Gaps, JoinedLate: c.JoinedLate}
+	shim.Heard = &control.Heard{Messages: c.Taken, Unreadable: c.Undecodable, Gaps: c.Gaps, JoinedLate: c.JoinedLate}
 	for skip, n := range s.heard.skips {
 		if n > 0 && events.Skip(skip).Loses() {
-			if who.Heard.Skipped == nil {
-				who.Heard.Skipped = map[string]uint64{}
+			if shim.Heard.Skipped == nil {
+				shim.Heard.Skipped = map[string]uint64{}
 			}
-			who.Heard.Skipped[events.Skip(skip).String()] = n
+			shim.Heard.Skipped[events.Skip(skip).String()] = n
 		}
 	}
 	if s.heard.replayFailed != nil {
-		who.Heard.ReplayFailed = s.heard.replayFailed.Error()
+		shim.Heard.ReplayFailed = s.heard.replayFailed.Error()
 	}
-	return who
+	return shim
 }
 
 // update changes the state of the engine's connection. It does nothing on nil.
@@ -151,32 +151,32 @@ var errNotStarted = errors.New("the shim has not read the log yet")
 // Resync begins a new incarnation of the machine if the request makes a new incarnation necessary, once for every id.
 func (s *ControlServer) Resync(ctx context.Context, a control.ResyncRequest) (control.Shim, error) {
 	if !s.mu.TryLock() { // another resync is running; a wait would block requests for the identity
-		return s.Who(), errNotStarted
+		return s.Self(), errNotStarted
 	}
 	defer s.mu.Unlock()
-	who := s.Who()
+	shim := s.Self()
 	if incarnation, ok := s.done[a.ID]; ok {
-		who.Incarnation = incarnation
-		return who, nil
+		shim.Incarnation = incarnation
+		return shim, nil
 	}
-	if a.Of != 0 && who.Incarnation > a.Of {
-		return who, nil
+	if a.Of != 0 && shim.Incarnation > a.Of {
+		return shim, nil
 	}
 	begun := make(chan events.Incarnation, 1)
 	select {
 	case s.requests <- request{a.Lost, begun}:
 	case <-ctx.Done():
-		return who, errNotStarted
+		return shim, errNotStarted
 	}
 	select {
-	case who.Incarnation = <-begun:
+	case shim.Incarnation = <-begun:
 	case <-ctx.Done(): // the log is not readable; the client retries
-		return who, errNotStarted
+		return shim, errNotStarted
 	}
-	s.done[a.ID] = who.Incarnation
+	s.done[a.ID] = shim.Incarnation
 	if s.order = append(s.order, a.ID); len(s.order) > knownResyncs {
 		delete(s.done, s.order[0])
 		s.order = s.order[1:]
 	}
-	return who, nil
+	return shim, nil
 }

@@ -70,8 +70,8 @@ func TestResyncOnRequest(t *testing.T) {
 	}
 	defer engine.Crash()
 	key := events.RankKey{Instance: "w1"}
-	if who, err := control.Who(ctx, ns, key); who != nil || err != nil {
-		t.Fatalf("without a shim: %v, %v", who, err)
+	if found, err := control.ShimOf(ctx, ns, key); found != nil || err != nil {
+		t.Fatalf("without a shim: %v, %v", found, err)
 	}
 	server, err := Claim(ctx, ns, key, true)
 	if err != nil {
@@ -120,9 +120,9 @@ func TestResyncOnRequest(t *testing.T) {
 	} else {
 		other.Close()
 	}
-	before, err := control.Who(ctx, ns, key)
+	before, err := control.ShimOf(ctx, ns, key)
 	if err != nil || before == nil || before.Incarnation == 0 || before.Key() != key || !before.Replay {
-		t.Fatalf("who: %+v, %v", before, err)
+		t.Fatalf("found: %+v, %v", before, err)
 	}
 	if shims, err := control.ResyncAll(ctx, ns, 0, "w2", control.ResyncRequest{ID: "x"}); err != nil || len(shims) != 0 {
 		t.Fatalf("request to another instance: %v, %v", shims, err)
@@ -155,8 +155,8 @@ func TestResyncOnRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.Close()
-	if who, err := control.Who(ctx, ns, key); who != nil || err != nil {
-		t.Fatalf("after the shim: %v, %v", who, err)
+	if found, err := control.ShimOf(ctx, ns, key); found != nil || err != nil {
+		t.Fatalf("after the shim: %v, %v", found, err)
 	}
 
 	log := said(t, ctx, ns)
@@ -223,11 +223,11 @@ func TestSecondResyncDoesNotWait(t *testing.T) {
 	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
 	first := make(chan control.Shim, 1)
 	go func() {
-		who, err := s.Resync(context.Background(), control.ResyncRequest{ID: "a"})
+		found, err := s.Resync(context.Background(), control.ResyncRequest{ID: "a"})
 		if err != nil {
 			t.Errorf("the first: %v", err)
 		}
-		first <- who
+		first <- found
 	}()
 	underWay := <-s.requests
 	second := make(chan error, 1)
@@ -244,7 +244,7 @@ func TestSecondResyncDoesNotWait(t *testing.T) {
 		t.Fatal("the second waits behind the first")
 	}
 	underWay.begun <- 7
-	if who := <-first; who.Incarnation != 7 {
-		t.Errorf("the first begins %d", who.Incarnation)
+	if found := <-first; found.Incarnation != 7 {
+		t.Errorf("the first begins %d", found.Incarnation)
 	}
 }

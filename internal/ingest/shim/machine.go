@@ -210,8 +210,8 @@ type Machine struct {
 	nextID      events.EventID
 	// the last completely processed engine message; Partial is the published part of the next
 	taken events.Cursor
-	basis basis     // source of taken
-	acked Published // the last message known to be in the log
+	basis basis     // source of the cursor
+	acked Published // the last confirmed message in the log
 
 	queue        []batch
 	queuedBytes  int
@@ -309,7 +309,7 @@ func (m *Machine) Incarnation() events.Incarnation { return m.incarnation }
 // Taken returns the last completely processed engine message.
 func (m *Machine) Taken() events.Cursor { return m.taken }
 
-// Acked returns the state that is known to be in the log, without Seq.
+// Acked returns the confirmed state of the log, without Seq.
 func (m *Machine) Acked() Published { return m.acked }
 
 // Queued returns the number and approximate bytes of events that wait for the log or are in flight.
@@ -473,7 +473,7 @@ func (m *Machine) takeFirst(f Frame) {
 	m.take(f)
 }
 
-// take queues the events of the next engine message, as far as the queue has room.
+// process queues the events of the next engine message, as far as the queue has room.
 func (m *Machine) take(f Frame) {
 	before := m.taken
 	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}

@@ -193,7 +193,7 @@ type world struct {
 	snapshots bool
 	decoder   Decoder
 	busy      int       // how often something waited for the rest of a message
-	snapshot  *Snapshot // asked for, and to come
+	snapshot  *Snapshot // requested, and to come
 
 	departures uint64 // engines that counted as gone
 }
@@ -426,8 +426,8 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 }
 
 // TestLogThatWasRolledBack publishes, and then finds the log with fewer messages than acknowledged. The engine's
-// repeatable events are published in an incarnation above the log's, which begins once for any number of log losses
-// before its first message.
+// repeatable events are published in an incarnation above the log's. The incarnation begins once for any number of log
+// losses before the first message.
 func TestLogThatWasRolledBack(t *testing.T) {
 	for _, left := range []Published{{}, {Found: true, Reached: Reached{Incarnation: 90, LastID: 7}},
 		{Found: true, Reached: Reached{Incarnation: 100, LastID: 1}}} {
@@ -491,12 +491,12 @@ func TestReplayInPieces(t *testing.T) {
 		}
 	}
 	if c := m.Counts(); c.Gaps != 1 || c.Taken != messages-1 {
-		t.Fatalf("%d gaps, %d of %d messages taken", c.Gaps, c.Taken, messages)
+		t.Fatalf("%d gaps, %d of %d messages processed", c.Gaps, c.Taken, messages)
 	}
 }
 
-// TestOvertakenBeforeTheFirst drops a live message for lack of room during the first replay, whose answer may be a
-// snapshot. The machine asks for the message again.
+// TestOvertakenBeforeTheFirst drops a live message for lack of room during the first replay. The answer to the replay
+// may be a snapshot. The machine requests the message again.
 func TestOvertakenBeforeTheFirst(t *testing.T) {
 	for _, snapshots := range []bool{false, true} {
 		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{HeldBytes: 1}, true, words{})
@@ -524,8 +524,8 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 	}
 }
 
-// TestAShimThatLackedSomethingIsStartedAgain loses messages and gets no snapshot in their place. The next shim asks for
-// a snapshot again.
+// TestAShimThatLackedSomethingIsStartedAgain loses messages and gets no snapshot in place of the messages. The next
+// shim requests a snapshot again.
 func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 	log := &logbook{t: t, held: map[events.BlockHash]bool{}}
 	start := func(now events.Millis) *Machine {
@@ -652,7 +652,7 @@ func TestReplayOfAnother(t *testing.T) {
 		}
 	}
 	if m.counts.Gaps != 1 || m.taken.Seq != 1000 || replays != m.limits.ReplayFailures {
-		t.Errorf("%d gaps, taken up to %d, after %d replays", m.counts.Gaps, m.taken.Seq, replays)
+		t.Errorf("%d gaps, processed up to %d, after %d replays", m.counts.Gaps, m.taken.Seq, replays)
 	}
 }
 

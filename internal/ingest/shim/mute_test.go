@@ -43,7 +43,7 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 			t.Fatalf("gap %v: not catching up before the replay has failed", gap)
 		}
 		if before.Taken != 1 {
-			t.Fatalf("gap %v: %d messages taken before the replay has failed", gap, before.Taken)
+			t.Fatalf("gap %v: %d messages processed before the replay has failed", gap, before.Taken)
 		}
 		if end := fail(m, 10); end-10 > 4000 {
 			t.Fatalf("gap %v: live messages were held for %d ms", gap, end-10)

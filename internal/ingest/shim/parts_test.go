@@ -97,7 +97,7 @@ func TestLargeMessagesTakeLittleMemory(t *testing.T) {
 				t.Error("the message was queued at once")
 			}
 			if grown > 3*size {
-				t.Errorf("a message of %d MiB takes %d MiB", size>>20, grown>>20)
+				t.Errorf("a message of %d MiB needs %d MiB", size>>20, grown>>20)
 			}
 			runtime.KeepAlive(large.payload)
 		})
@@ -111,7 +111,7 @@ func liveHeap() int {
 	return int(s.HeapAlloc)
 }
 
-// TestSnapshotsAndHeldMessagesTakeLittleMemory takes large messages, which are held until the replay has brought a
+// TestSnapshotsAndHeldMessagesTakeLittleMemory processes large messages, held until the end of a replay with a
 // snapshot, and the messages of the snapshot. Other calls in between do not change the order.
 func TestSnapshotsAndHeldMessagesTakeLittleMemory(t *testing.T) {
 	const size = 4 << 20
@@ -157,7 +157,7 @@ func TestSnapshotsAndHeldMessagesTakeLittleMemory(t *testing.T) {
 		t.Errorf("%d events, want %d", total, 4*large.events+3)
 	}
 	if grown > 4*size {
-		t.Errorf("four messages of %d MiB take %d MiB", size>>20, grown>>20)
+		t.Errorf("four messages of %d MiB need %d MiB", size>>20, grown>>20)
 	}
 }
 

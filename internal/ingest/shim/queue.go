@@ -164,8 +164,8 @@ func (m *Machine) Ended(p Published, now events.Millis) {
 }
 
 // LogUnreadable reports an unreadable last message of the rank in the log. The content of the message is unknown, so
-// the machine begins a new incarnation with the engine's repeatable events. It returns false if the machine has already
-// done so for this message.
+// the machine begins a new incarnation with the engine's repeatable events. The result is false if the machine has
+// already done so for this message.
 func (m *Machine) LogUnreadable(p Published, now events.Millis) bool {
 	if _, ok := m.phase.(recovering); ok {
 		return false

@@ -108,7 +108,7 @@ func (w *storeWorld) change() {
 		}
 		w.note()
 		list = append(list, event)
-		if w.rng.IntN(4) == 0 { // of another tenant, whose objects are never queried
+		if w.rng.IntN(4) == 0 { // of another tenant, without queries for the tenant's objects
 			list = append(list, map[string]any{"event_type": "removed", "object_key": key, "medium": medium,
 				"tenant_id": "other"})
 		}
@@ -118,8 +118,8 @@ func (w *storeWorld) change() {
 	}
 }
 
-// TestStoreStream runs a store whose stream loses, drops and delays messages, with restarts of master and shim and late
-// lists. An answer from the mirror's set must have been true within the maximum delay of the stream.
+// TestStoreStream runs a store with lost, dropped and delayed messages in the stream, with restarts of master and shim
+// and late lists. An answer from the mirror's set must have been true within the maximum delay of the stream.
 func TestStoreStream(t *testing.T) {
 	answers, polled, whole := 0, 0, 0
 	for seed := range uint64(60) {
@@ -193,7 +193,7 @@ func TestStoreStream(t *testing.T) {
 				before := w.polled
 				present, known, err := mirror.Exists(ctx, keys)
 				if (err != nil) != (w.polled > before) || known.Count() != worldKeys-(w.polled-before) {
-					t.Fatalf("seed %d, step %d: %d known, %d polled, %v", seed, step, known.Count(), w.polled-before,
+					t.Fatalf("seed %d, step %d: %d found, %d polled, %v", seed, step, known.Count(), w.polled-before,
 						err)
 				}
 				w.answers += known.Count()

@@ -44,7 +44,7 @@ type held struct {
 	overtaken events.EngineSeq // the number after the newest message without room; 0 if all had room
 }
 
-// startReplay makes a replay due, if the engine can be asked for one.
+// startReplay makes a replay due, if the engine has a replay endpoint.
 func (m *Machine) startReplay() {
 	if m.canAsk() {
 		m.phase = &replaying{}

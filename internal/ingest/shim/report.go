@@ -28,7 +28,7 @@ type Report struct {
 	messages uint64 // number of messages in the log at the last Stepped
 }
 
-// NewReport prepares a rank's lease: its record says that the shim is catching up. server may be nil.
+// NewReport prepares a rank's lease: the record reports that the shim is catching up. server may be nil.
 func NewReport(ns *jetstream.Namespace, record registry.Record, observer registry.LeaseObserver,
 	server *ControlServer) (*Report, error) {
 	r := &Report{server: server, state: registry.ShimState{CatchingUp: true}}
@@ -183,12 +183,12 @@ func LogAdvice(err error) string {
 		return "make room on the NATS server's disk, or raise its limits (of the server in an indexer: --store-bytes); " +
 			"the events wait here, and then in the engine"
 	case errors.Is(err, jetstream.ErrDenied):
-		return "permit this shim's NATS user to publish its events: indexer auth shows what a shim needs"
+		return "permit this shim's NATS user to publish the worker's events: indexer auth shows the permissions of a shim"
 	case errors.Is(err, jetstream.ErrNotFound):
 		return "see that an indexer runs: it makes the log's streams"
 	}
-	return "see that the NATS servers run, have room on their disks and a JetStream quorum: indexer status says what is " +
-		"wrong; the events wait here, and then in the engine"
+	return "see that the NATS servers run, have room on their disks and a JetStream quorum: indexer status shows what " +
+		"is wrong; the events wait here, and then in the engine"
 }
 
 // Examiner is a decoder that reports findings about its engine. The functions must not be nil.

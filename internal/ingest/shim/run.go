@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// runner is one Run: the machine and what waits around it. Its loop owns the machine.
+// runner is the state of a Run: the machine, and the timers and channels around the machine. The loop owns the machine.
 type runner struct {
 	cfg      Config
 	machine  *Machine
@@ -31,7 +31,7 @@ type runner struct {
 	snapshot conversation[snapshotted]
 	lesson   conversation[*knowledge]
 	retry    *time.Timer
-	check    *time.Timer // when to ask whether anything was missed
+	check    *time.Timer // the next check for missed messages
 	watching watching
 	stopping stopping
 
@@ -41,19 +41,19 @@ type runner struct {
 
 	look    bool // look into the log as soon as nothing is in the air
 	looking bool
-	waiting []request // who waits for a look into the log
+	waiting []request // requests that wait for a read of the log
 	span    span
-	heardAt time.Time // when the engine last said something
-	taken   uint64    // messages of the engine that the machine had taken at takenAt
+	heardAt time.Time // the time of the engine's last message
+	taken   uint64    // messages of the engine that the machine had processed at takenAt
 	takenAt time.Time
-	skips   events.SkipCounts // that the control server was told of
+	skips   events.SkipCounts // reported to the control server
 	ended   bool              // the messages, or the feed, have ended
 }
 
 type flushed struct {
 	outcome outcome
 	last    events.StreamSeq // of the rank's messages in the log
-	present Published        // what the log holds, unless the flight is stored
+	present Published        // the content of the log, unless the flight is stored
 	err     error            // the shim cannot go on
 }
 
@@ -61,8 +61,8 @@ type outcome uint8
 
 const (
 	flightStored  outcome = iota // all of it is in the log
-	flightFenced                 // somebody else has published: another shim, or who saw the lease expire
-	logRolledBack                // the log has lost what it had acknowledged
+	flightFenced                 // a foreign message in the log: of a second shim, or of a node after the expired lease
+	logRolledBack                // the log has lost acknowledged messages
 	logRead                      // there was no flight
 )
 
@@ -82,7 +82,7 @@ func (cfg *Config) setDefaults() {
 	cfg.Observer = cmp.Or[Observer](cfg.Observer, Unobserved{})
 }
 
-// newRunner returns a runner whose inputs are still closed.
+// newRunner returns a runner with closed inputs.
 func newRunner(cfg Config) *runner {
 	r := &runner{
 		cfg:      cfg,
@@ -219,7 +219,7 @@ func (o observed) Continue() (part []events.Event, more bool) {
 	return part, more
 }
 
-// look passes on what the decoder has found out.
+// look reports the findings of the decoder.
 func (o observed) look(err error) {
 	if err != nil {
 		o.cfg.Observer.Undecodable(o.machine.Taken().Seq, err)
@@ -319,7 +319,8 @@ func (r *runner) fed(f Frame, ok bool) {
 	}
 }
 
-// feedOpened has the source asked at once, and a second later, when it is sure to have the feed's subscription.
+// feedOpened sends a request to the source at once, and a second later, when the source certainly has the feed's
+// subscription.
 func (r *runner) feedOpened() {
 	r.machine.Verify()
 	r.heardAt = time.Time{}
@@ -477,7 +478,7 @@ func (r *runner) report() {
 	r.cfg.Observer.Stepped(counts, bytes)
 }
 
-// checkIdle asks whether anything was missed if the engine has been silent.
+// checkIdle requests missed messages from a silent engine.
 func (r *runner) checkIdle(now time.Time) {
 	r.speakers.tick(now)
 	r.reportSpeakers()

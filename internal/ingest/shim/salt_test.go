@@ -187,7 +187,7 @@ func TestSaltsAreLearned(t *testing.T) {
 			if to, ok := wantsLearning(m); ok {
 				live()
 				if !catchingUp || !m.CatchingUp() {
-					t.Fatal("what may have to be corrected counts as caught up")
+					t.Fatal("blocks with a possible correction count as caught up")
 				}
 				k := newKnowledge(t)
 				n := 0
@@ -266,7 +266,7 @@ func TestLearningInPieces(t *testing.T) {
 
 	asked = 0
 	if err := newKnowledge(t).learn(cursor, pieces(0)); err == nil || asked != lessonTries+1 {
-		t.Errorf("nothing comes: asked %d times, %v", asked, err)
+		t.Errorf("no answer: %d requests, %v", asked, err)
 	}
 	cursor.Digest++
 	if err := newKnowledge(t).learn(cursor, pieces(100)); !errors.Is(err, errOtherEngine) {
@@ -343,7 +343,7 @@ func TestLearningHarmsNothing(t *testing.T) {
 	}
 }
 
-// TestRunLearns starts a shim beside an engine whose salt only an earlier shim has received.
+// TestRunLearns starts a shim beside an engine with a salt that only an earlier shim has received.
 func TestRunLearns(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

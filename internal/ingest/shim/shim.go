@@ -20,7 +20,7 @@ var (
 
 	// ErrLogLost reports that acknowledged messages are gone. Run begins a new incarnation with the engine's repeatable
 	// events.
-	ErrLogLost = errors.New("the log has lost what it had acknowledged")
+	ErrLogLost = errors.New("the log has lost acknowledged messages")
 )
 
 // Log is the log of a rank. Run uses it from a single goroutine at a time.

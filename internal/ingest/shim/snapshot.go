@@ -59,7 +59,7 @@ const (
 type offers struct {
 	configured bool // the engine may have snapshots
 	tries      int  // since something of the live stream fitted
-	refused    bool // no more are asked for until something changes
+	refused    bool // no more requests until something changes
 	// events were lost that a snapshot would contain; batches have no cursor until it arrives, so that a restarted shim
 	// requests a snapshot
 	lacking bool
@@ -71,7 +71,7 @@ func (o *offers) lost() { o.lacking = o.configured }
 // askAgain allows requests again, since the engine may have a snapshot by now.
 func (o *offers) askAgain() { o.tries, o.refused = 0, false }
 
-// UseSnapshots lets the machine ask for snapshots, beside replays. It must be called before Recovered.
+// UseSnapshots lets the machine request snapshots, beside replays. Call UseSnapshots before Recovered.
 func (m *Machine) UseSnapshots() { m.offers.configured = true }
 
 // wantSnapshot makes a snapshot due in place of a loss, unless there can be none.
@@ -179,7 +179,7 @@ func (r *runner) snapshotted(got snapshotted) {
 	r.askSoon()
 }
 
-// askSnapshot asks the source for everything that the engine holds.
+// askSnapshot requests all held blocks of the engine from the source.
 func askSnapshot(ctx context.Context, cfg Config) (Snapshot, error) {
 	said, err := askSource(ctx, cfg, 0)
 	if err == nil && said.Whole == nil {

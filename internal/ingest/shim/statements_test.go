@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// story steps a machine by words, one line each, and writes down what comes of it:
+// story steps a machine by words, one line each, and writes down the results:
 //
 //	connected             the engine's socket is connected
 //	live 3 life1 +7       message 3 came live; its payload is as in [engine.publish]
@@ -56,7 +56,7 @@ func (w *story) step(line string) {
 			got = fmt.Sprint(from)
 		}
 		if got != rest {
-			w.Errorf("asks for %s, want %s", got, rest)
+			w.Errorf("requests %s, want %s", got, rest)
 		}
 	case "replayed":
 		w.m.Replayed(frame(), w.now)
@@ -88,7 +88,7 @@ func (w *story) step(line string) {
 	}
 }
 
-// write takes what would be in the log.
+// write adds a message of the log.
 func (w *story) write(data []byte) {
 	var b events.Batch
 	if err := events.DecodeBatch(data, &b); err != nil {

@@ -58,7 +58,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestUnreadableAsksForASnapshot skips an unreadable message of an engine with snapshots. The machine asks for a
+// TestUnreadableAsksForASnapshot skips an unreadable message of an engine with snapshots. The machine requests a
 // snapshot as soon as the engine is quiet.
 func TestUnreadableAsksForASnapshot(t *testing.T) {
 	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})

@@ -181,7 +181,7 @@ func lookAtShims(ctx context.Context, x *examination) (string, error) {
 	var all sync.WaitGroup
 	for p := range partitions {
 		all.Go(func() {
-			shims, err := control.WhoAll(ctx, x.ns, p)
+			shims, err := control.ShimsOf(ctx, x.ns, p)
 			mu.Lock()
 			defer mu.Unlock()
 			x.facts.Shims = append(x.facts.Shims, shims...)

@@ -43,7 +43,7 @@ func (l *Problems) Add(node, text string) {
 
 // parse splits the text of a problem into partitions, event, evidence and remedy. Only the event is required:
 //
-//	partitions 0-7: EVENT: EVIDENCE; what to do: REMEDY
+//	partitions 0-7: EVENT: EVIDENCE[RemedyMark]REMEDY
 func parse(text string) *Problem {
 	p := &Problem{}
 	text, p.Remedy, _ = strings.Cut(text, RemedyMark)

@@ -88,7 +88,7 @@ func (r *Report) problems() []string {
 	return list
 }
 
-// unasked returns the live nodes of all statuses that have not been asked.
+// unasked returns the live nodes of all statuses without a request so far.
 func (r *Report) unasked() (names []string) {
 	for _, n := range r.Nodes {
 		if n.Status == nil || n.Status.Cluster == nil {

@@ -31,7 +31,7 @@ func Unequal(list []api.PartitionReplicas) error {
 	if bad.Len() == 0 {
 		return nil
 	}
-	return fmt.Errorf("replicas of partitions %s are not equal, or did not come to one place in the log", bad)
+	return fmt.Errorf("replicas of partitions %s are not equal, or did not reach the same position in the log", bad)
 }
 
 // Unwritten returns an error with the partitions without a new snapshot; nil if all snapshots are written.

@@ -24,7 +24,7 @@ func WhileConnected(conn *jetstream.Conn, shown string,
 	return func(ctx context.Context) (*Look, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		away := fmt.Errorf("NATS at %s does not answer; it is waited for", shown)
+		away := fmt.Errorf("NATS at %s does not answer; waiting for NATS", shown)
 		if !conn.Connected() {
 			return nil, away
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// ForgottenRank is the result of [Forget] for a rank, in the form of the JSON output.
+// ForgottenRank is the result for a rank, in the form of the JSON output.
 type ForgottenRank struct {
 	Instance    events.WorkerID    `json:"instance"`
 	Rank        events.Rank        `json:"rank"`
@@ -25,8 +25,8 @@ type ForgottenRank struct {
 	Seq         events.StreamSeq   `json:"seq,omitempty"`         // place in the log
 }
 
-// Forget records in the log that ranks of a worker hold nothing. It stops at the first error. A nil rank means all
-// ranks in the log. Without force, a running shim of any rank is an error, and nothing changes.
+// Forget records in the log that ranks of a worker hold nothing. The function stops at the first error. A nil rank
+// means all ranks in the log. Without force, a running shim of any rank is an error, and nothing changes.
 func Forget(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, rank *events.Rank, force bool) (
 	done []ForgottenRank, err error) {
 	var ranks []events.Rank
@@ -36,7 +36,7 @@ func Forget(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID
 		return nil, err
 	}
 	if len(ranks) == 0 {
-		return nil, fmt.Errorf("nothing is known of worker %s", worker)
+		return nil, fmt.Errorf("worker %s is unknown", worker)
 	}
 	if !force {
 		if err := unserved(ctx, ns, worker, ranks); err != nil {
@@ -53,12 +53,12 @@ func Forget(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID
 // unserved returns an error if a shim serves one of the ranks.
 func unserved(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, ranks []events.Rank) error {
 	for _, r := range ranks {
-		running, err := control.Who(ctx, ns, events.RankKey{Instance: worker, Rank: r})
+		running, err := control.ShimOf(ctx, ns, events.RankKey{Instance: worker, Rank: r})
 		if err != nil {
 			return err
 		}
 		if running != nil {
-			return fmt.Errorf("a shim serves %s: %v; stop it first, or use --force", running.Key(), running)
+			return fmt.Errorf("a shim serves %s: %v; stop the shim first, or use --force", running.Key(), running)
 		}
 	}
 	return nil
@@ -81,7 +81,7 @@ func closeRanks(ctx context.Context, ns *jetstream.Namespace, worker events.Work
 }
 
 // ForgetModel deletes the block size of a model, so that the next worker of the model registers a new one. Without
-// force, a known worker of the model is an error.
+// force, a listed worker of the model is an error.
 func ForgetModel(ctx context.Context, ns *jetstream.Namespace, model string, force bool) (*jetstream.Model, error) {
 	if !force {
 		if err := unused(ctx, ns, model); err != nil {
@@ -104,15 +104,15 @@ func unused(ctx context.Context, ns *jetstream.Namespace, model string) error {
 	defer c.Close()
 	list, err := c.Workers(ctx)
 	if err != nil {
-		return fmt.Errorf("who serves %q is not known: %w", model, err)
+		return fmt.Errorf("the workers of %q are unknown: %w", model, err)
 	}
 	if !list.Complete {
-		return fmt.Errorf("who serves %q is not known: partitions %v cannot be looked at", model, list.Missing)
+		return fmt.Errorf("the workers of %q are unknown: partitions %v are not available", model, list.Missing)
 	}
 	for _, w := range list.Workers {
 		if w.Model == model {
-			return fmt.Errorf("worker %s/%d serves %q with blocks of %d tokens; stop its shim, then indexer forget %s, "+
-				"or use --force", w.Instance, w.Rank, model, w.BlockSize, escape.Operand(string(w.Instance)))
+			return fmt.Errorf("worker %s/%d serves %q with blocks of %d tokens; stop the worker's shim, then run indexer "+
+				"forget %s, or use --force", w.Instance, w.Rank, model, w.BlockSize, escape.Operand(string(w.Instance)))
 		}
 	}
 	return nil

@@ -25,15 +25,15 @@ func LameDuck(ctx context.Context, monitor string, pid int, wait time.Duration, 
 	for waiting.Err() == nil {
 		n, err := connectedIndexers(waiting, monitor)
 		if err != nil && waiting.Err() == nil {
-			log.Warn("the connections of the NATS server cannot be read; it is not waited for indexers", "error", err,
-				"what_to_do", "see that --monitor is the server's monitoring port")
+			log.Warn("cannot read the connections of the NATS server; the command does not wait for indexers", "error", err,
+				"what_to_do", "check that --monitor is the server's monitoring port")
 		}
 		if err != nil || n == 0 {
 			break
 		}
 		loop.Wait(waiting, 200*time.Millisecond)
 	}
-	// SIGUSR2 is lame duck mode, as in nats-server --signal ldm, which needs pgrep.
+	// SIGUSR2 starts lame duck mode, as nats-server --signal ldm does, without pgrep.
 	if err := syscall.Kill(pid, syscall.SIGUSR2); err != nil {
 		return fmt.Errorf("signal the NATS server, process %d (--pid): %w", pid, err)
 	}
@@ -51,8 +51,8 @@ func connectedIndexers(ctx context.Context, monitor string) (n int, err error) {
 			n++
 		}
 	}
-	// An indexer subscribes to subjects with its name until it has handed over. Routes list subscriptions on other
-	// servers.
+	// An indexer subscribes to subjects with the indexer's name until the end of the handover. Routes list subscriptions
+	// on other servers.
 	var others struct {
 		Routes []struct {
 			Subjects []string `json:"subscriptions_list"`

@@ -28,8 +28,8 @@ func ListNamespace(ctx context.Context, conn *jetstream.Conn, namespace string) 
 		return nil, err
 	}
 	if len(d.Streams) == 0 {
-		return nil, fmt.Errorf("namespace %q has no stream or bucket on this NATS server: it was deleted, or --namespace or "+
-			"--nats names another", namespace)
+		return nil, fmt.Errorf("namespace %q has no stream or bucket on this NATS server: the namespace was deleted, or "+
+			"--namespace or --nats names another", namespace)
 	}
 	return d, nil
 }
@@ -67,14 +67,14 @@ func InUse(ctx context.Context, conn *jetstream.Conn, namespace string, timeout 
 	var all sync.WaitGroup
 	for p := range shims {
 		all.Go(func() {
-			list, err := control.WhoAll(ctx, ns, events.Partition(p))
+			list, err := control.ShimsOf(ctx, ns, events.Partition(p))
 			noun := "shims"
 			if len(list) == 1 {
 				noun = "shim"
 			}
 			if shims[p] = err; len(list) > 0 {
-				shims[p] = fmt.Errorf("%d %s run in partition %d, the first for %s; stop them, or give --force", len(list), noun,
-					p, list[0].Key())
+				shims[p] = fmt.Errorf("%d %s run in partition %d, the first for %s; stop the shims, or give --force", len(list),
+					noun, p, list[0].Key())
 			}
 		})
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// readRouting reads the constants of a choice from a YAML or JSON file. A missing constant has its default. An empty
-// path is no file.
+// readRouting reads the constants of a choice from a YAML or JSON file. A missing constant has the default. An empty
+// path means no file.
 func readRouting(path string) (routing.Config, error) {
 	c := routing.DefaultConfig()
 	if path == "" {
@@ -29,7 +29,7 @@ func readRouting(path string) (routing.Config, error) {
 	}
 	var given map[string]any
 	if err := yaml.Unmarshal(text, &given); err != nil {
-		return c, fmt.Errorf("%s is not YAML with one constant a line: %w", path, err)
+		return c, fmt.Errorf("%s is not YAML with a constant per line: %w", path, err)
 	}
 	known := routing.ConfigFields()
 	var wrong []error
@@ -43,7 +43,7 @@ func readRouting(path string) (routing.Config, error) {
 			err = strictjson.UnmarshalKnown(field, &c)
 		}
 		if err != nil {
-			wrong = append(wrong, fmt.Errorf("%s is %v, which it cannot be: %w", name, value, err))
+			wrong = append(wrong, fmt.Errorf("%s is %v, an invalid value: %w", name, value, err))
 		}
 	}
 	if err := errors.Join(wrong...); err != nil {
@@ -52,8 +52,8 @@ func readRouting(path string) (routing.Config, error) {
 	return c, c.Validate()
 }
 
-// readL3Config reads a file with {"MODEL": {"sglang_hicache_mooncake": {...}}, ...}. passed has the unknown fields of
-// each model.
+// readL3Config reads a file with {"MODEL": {"sglang_hicache_mooncake": {...}}, ...}. passed has the unknown fields, by
+// model.
 func readL3Config(path string) (models map[string]hicache.Config, passed map[string]hicache.Passed, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

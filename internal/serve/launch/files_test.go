@@ -9,7 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// TestReadRouting reads constants from files, and names what is wrong with them.
+// TestReadRouting reads constants from files, and names the faults of the files.
 func TestReadRouting(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "routing.yaml")
 	read := func(text string) (routing.Config, error) {
@@ -41,7 +41,7 @@ func TestReadRouting(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"temperature: 1":                                    `there is no "temperature"; there are overlap_score_credit, `,
-		"router_temperature: hot":                           "router_temperature is hot, which it cannot be",
+		"router_temperature: hot":                           "router_temperature is hot, an invalid value",
 		"router_temperature: -1":                            "router_temperature is -1",
 		"host_cache_hit_weight: 1.5":                        "host_cache_hit_weight is 1.5: it must be from 0 to 1",
 		"disaggregation: {bypas: isl_bounding}":             `no field "bypas"`,
@@ -60,14 +60,14 @@ func TestReadRouting(t *testing.T) {
 		"session_affinity: {ttl_secs: 9, mode: firm}":       `session_affinity.mode is "firm"`,
 		"disaggregation: {isl_ratio: -1}":                   "disaggregation.isl_ratio is -1",
 		"disaggregation: {kv_transfer_enforcement: always}": "kv_transfer_domain is missing",
-		"- 1":                         "is not YAML with one constant a line",
-		"shared_cache_mode: whatever": `shared_cache_mode is "whatever"`,
+		"- 1":                         "is not YAML with a constant per line",
+		"shared_cache_mode: sideways": `shared_cache_mode is "sideways"`,
 	} {
 		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
 	if _, err := readRouting(filepath.Join(t.TempDir(), "none")); err == nil {
-		t.Error("a file that is not there is read")
+		t.Error("a missing file is read")
 	}
 }

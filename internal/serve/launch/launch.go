@@ -47,7 +47,7 @@ type Process struct {
 // has the errors of single flags.
 func (p *Process) Check(wrong cli.Complaints) error {
 	wrong.When(p.LogAge > 0 && p.LogAge < 2*p.SnapshotInterval,
-		"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before two snapshots have them",
+		"--log-age %v is less than twice --snapshot-interval %v: messages would leave the log before the second snapshot",
 		p.LogAge, p.SnapshotInterval)
 	p.checkPorts(&wrong)
 	p.checkEngines(&wrong)
@@ -71,9 +71,9 @@ func (p *Process) Check(wrong cli.Complaints) error {
 func (p *Process) checkPorts(wrong *cli.Complaints) {
 	listen := map[string]string{"--http-listen": p.HTTPListen, "--select-listen": p.SelectListen,
 		"--slot-tracker-listen": p.SlotTrackerListen, "--conductor-listen": p.ConductorListen, "--grpc-listen": p.GRPCListen}
-	wrong.When(p.GRPCInsecure && p.GRPCListen == "", "--grpc-insecure says nothing without --grpc-listen")
+	wrong.When(p.GRPCInsecure && p.GRPCListen == "", "--grpc-insecure has no effect without --grpc-listen")
 	if p.GRPCClientCA != "" {
-		wrong.When(p.GRPCListen == "", "--grpc-client-ca says nothing without --grpc-listen")
+		wrong.When(p.GRPCListen == "", "--grpc-client-ca has no effect without --grpc-listen")
 		delete(listen, "--grpc-listen")
 	}
 	*wrong = append(*wrong, p.Debug.Check(), p.Security.Check(listen), p.Traces.Check())
@@ -150,8 +150,8 @@ func (p *Process) Run(ctx context.Context, log *slog.Logger) error {
 	p.HTTPTokens.LogStart(log, p.ClearText)
 	p.Ready = func() {
 		if err := cli.NotifyReady(); err != nil {
-			log.Warn("the service manager does not hear that this node is ready", "error", err, "what_to_do",
-				"see that the unit has Type=notify, and that nothing else sets NOTIFY_SOCKET")
+			log.Warn("cannot report the readiness of this node to the service manager", "error", err, "what_to_do",
+				"check that the unit has Type=notify, and that only the service manager sets NOTIFY_SOCKET")
 		}
 	}
 	node, err := server.New(ctx, p.Settings, log)

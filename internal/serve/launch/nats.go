@@ -64,7 +64,7 @@ func (p *Process) options(log *slog.Logger) (jetstream.ConnOptions, error) {
 	}
 	options.Disconnected = func(err error) {
 		log.Warn("NATS connection lost", "error", err, "what_to_do",
-			"see that the NATS server runs; it is dialled until it answers")
+			"check that the NATS server runs; the program dials until the server answers")
 	}
 	options.Reconnected = func(url string) { log.Info("NATS connection is back", "server", url) }
 	options.AsyncError = func(err error) { log.Error("NATS", "error", err, "what_to_do", cli.AsyncAdvice(err)) }
@@ -86,8 +86,8 @@ func (p *Process) startServer(ctx context.Context, log *slog.Logger) (*natsserve
 	}
 	log.Info("NATS server runs in this process", "listen", embedded.Addr(), "data", dir)
 	if openToOthers(embedded.Addr()) && !embedded.Authenticates() {
-		log.Warn("whoever reaches the NATS server's port may read and write everything", "listen", embedded.Addr(),
-			"what_to_do", "give it users by --nats-config (docs/security.md), or leave --nats-listen on loopback")
+		log.Warn("all clients with access to the NATS server's port may read and write everything", "listen", embedded.Addr(),
+			"what_to_do", "define users with --nats-config (docs/security.md), or leave --nats-listen on loopback")
 	}
 	return embedded, nil
 }
@@ -101,11 +101,11 @@ func reloadOnHangup(srv *natsserver.Server, log *slog.Logger) (stop func()) {
 		defer close(ended)
 		for range hangups {
 			if err := srv.Reload(); err != nil {
-				log.Error("the NATS server keeps its configuration", "error", err, "what_to_do",
+				log.Error("the NATS server keeps the earlier configuration", "error", err, "what_to_do",
 					"correct the file of --nats-config and send SIGHUP again")
 				continue
 			}
-			log.Info("the NATS server has read its configuration again")
+			log.Info("the NATS server has read the configuration again")
 		}
 	}()
 	return func() {

@@ -25,10 +25,10 @@ type httpFlags struct {
 }
 
 func (h *httpFlags) add(f *pflag.FlagSet) {
-	f.StringSliceVar(&h.urls, "http", nil, "http://HOST:PORT of an indexer, or several with commas between; asked if --nats "+
-		"is not given or does not answer")
-	f.StringVar(&h.tokenFile, "http-token-file", "", "file with the bearer token that the indexers of --http want")
-	f.StringVar(&h.ca, "http-ca", "", "file with the authorities that vouch for the indexers of --http")
+	f.StringSliceVar(&h.urls, "http", nil, "http://HOST:PORT of an indexer, or several, separated by commas; used if "+
+		"--nats is not given or does not answer")
+	f.StringVar(&h.tokenFile, "http-token-file", "", "file with the bearer token for the indexers of --http")
+	f.StringVar(&h.ca, "http-ca", "", "file with the certificate authorities of the indexers of --http")
 }
 
 // OverHTTP returns a client of the indexers of --http; nil without --http.
@@ -111,7 +111,8 @@ func (t *Target) Open(ctx context.Context) (*Client, error) {
 	case over == nil:
 		return nil, fmt.Errorf("%w; a running indexer answers over HTTP too: --http URL", err)
 	}
-	cli.Fprintf(os.Stderr, "NATS at %s does not answer; %s is asked over HTTP\n", t.NATS.Shown(), t.http.shown())
+	cli.Fprintf(os.Stderr, "NATS at %s does not answer; the request goes to %s over HTTP\n", t.NATS.Shown(),
+		t.http.shown())
 	return t.sameNamespace(ctx, over)
 }
 

@@ -33,7 +33,7 @@ type Prompt struct {
 func (p *Prompt) Add(cmd *cobra.Command, workers string) {
 	cli.Flags{
 		cli.Var(&p.query.Model, "model", "",
-			"model that the prompt is for (required)"),
+			"model of the prompt (required)"),
 		cli.Var(&p.tokens, "tokens", "",
 			"the prompt's token ids"),
 		cli.Var(&p.tokensFile, "tokens-file", "",
@@ -45,25 +45,26 @@ func (p *Prompt) Add(cmd *cobra.Command, workers string) {
 		cli.Var(&p.messagesFile, "messages-file", "",
 			"JSON file with a chat's messages, or with a whole request of an OpenAI client; - is standard input"),
 		cli.Var(&p.returnTokens, "return-token-ids", false,
-			"with a text and --json: have its tokens in the answer"),
+			"with a text and --json: include the tokens in the answer"),
 		cli.Var(&p.engineHashes, "engine-hashes", "",
-			"the engine's own hashes of the prompt's blocks, as its events have them, in place of tokens"),
+			"the engine's hashes of the prompt's blocks, as in the engine's events, in place of tokens"),
 		cli.Var(&p.query.BlockSize, "block-size", 0,
 			"tokens in a block; an error if the model's workers have another"),
 		cli.Var(&p.query.LoRA, "lora", "",
-			"name of the LoRA adapter; lora_id:NUMBER if its engine announces the number only"),
+			"name of the LoRA adapter; lora_id:NUMBER if the engine announces only the number"),
 		cli.Var(&p.query.CacheSalt, "cache-salt", "",
 			"cache salt"),
 		cli.Var(&p.workers, "worker", nil,
 			workers+"; may be given several times"),
 		cli.Var((*string)(&p.query.L3), "l3", "",
-			"what the shared store is asked for: all, beyond (all that no worker has), off (default: what workers would load)"),
+			"blocks to request from the shared store: all, beyond (all blocks without a worker), off (default: the loads of "+
+				"workers)"),
 	}.Add(cmd.Flags())
 	cmd.Flags().StringArrayVar(&p.media, "media", nil, // the value may have commas
-		"ID@OFFSET+LENGTH: an image or the like in the tokens, by the identifier that the engine gives it, and which tokens "+
-			"stand for it, counted from 0; may be given several times, in order")
+		"ID@OFFSET+LENGTH: an image or a similar item in the tokens, by the engine's identifier, with the place of the "+
+			"item's tokens, counted from 0; may be given several times, in order")
 	cmd.Flags().StringArrayVar(&p.endpoints, "endpoint", nil,
-		"in place of --worker: these serving addresses, as workers are registered with them; may be given several times")
+		"in place of --worker: the registered serving addresses of workers; may be given several times")
 }
 
 // sources returns the function that reads the prompt of each flag.
@@ -171,7 +172,7 @@ func readInput(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// readChat reads messages, or a request with messages. It ignores the rest of the request.
+// readChat reads messages, or a request with messages. readChat ignores the rest of the request.
 func readChat(path string) (*api.Text, error) {
 	data, err := readInput(path)
 	if err != nil {
@@ -184,13 +185,13 @@ func readChat(path string) (*api.Text, error) {
 		err = json.Unmarshal(data, t)
 	}
 	if err == nil && t.Messages == nil {
-		err = errors.New("it has no messages: it is neither a list nor an object that has one under that name")
+		err = errors.New("no messages: the file has neither a list nor an object with a list named messages")
 	}
 	t.Prompt = ""
 	return t, err
 }
 
-// numbers parses whole numbers with blanks or commas between them, with or without brackets.
+// numbers parses whole numbers separated by blanks or commas, with or without brackets.
 func numbers[T uint32 | uint64](r io.Reader, bits int) ([]T, error) {
 	out := []T{}
 	text, err := io.ReadAll(r)

@@ -46,7 +46,7 @@ func TestPrompt(t *testing.T) {
 		{[]string{"--tokens", "1", "--hashes", "2"}, api.Query{}, "give one of"},
 		{[]string{"--tokens", "1", "--media", "a@3"}, api.Query{}, "is not ID@OFFSET+LENGTH"},
 		{[]string{"--tokens", "1", "--return-token-ids"}, api.Query{}, "--return-token-ids goes with"},
-		{[]string{"--messages-file", file(`{}`)}, api.Query{}, "it has no messages"},
+		{[]string{"--messages-file", file(`{}`)}, api.Query{}, "no messages: the file has"},
 		{nil, api.Query{}, "give --tokens"},
 	} {
 		var p Prompt

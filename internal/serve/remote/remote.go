@@ -61,7 +61,7 @@ func newTarget(cmd *cobra.Command) *Target {
 	return t
 }
 
-// Check rejects settings that are invalid for every command.
+// Check rejects settings invalid for all commands.
 func (t *Target) Check() error {
 	if err := jetstream.CheckNamespace(t.Namespace); err != nil {
 		return cli.UsageErrorf("--namespace: %w", err)

@@ -15,7 +15,7 @@ import (
 // tokenization prints the reason why a text could not be tokenized.
 func tokenization(w io.Writer, t *api.Tokenization) {
 	if t != nil && !t.Tokenized {
-		cli.Fprintf(w, "NOT TOKENIZED: what workers hold of it is not known: %s\n", t.TokenizeError)
+		cli.Fprintf(w, "NOT TOKENIZED: the blocks at workers are unknown: %s\n", t.TokenizeError)
 	}
 }
 
@@ -25,7 +25,7 @@ func Answer(w io.Writer, a *api.Answer, q *api.Query) {
 	cli.Fprintf(w, "%s: %d blocks of %d tokens\n", a.Model, a.Blocks, a.BlockSize)
 	tokenization(w, a.Tokenization)
 	if !a.Complete {
-		cli.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", a.Missing)
+		cli.Fprintf(w, "INCOMPLETE: partitions %v are not available; see indexer status\n", a.Missing)
 	}
 	if line := lacks(a.Partitions); line != "" {
 		cli.Fprintln(w, line)
@@ -40,12 +40,12 @@ func Answer(w io.Writer, a *api.Answer, q *api.Query) {
 	}
 	if len(a.Workers) == 0 {
 		why := map[api.Reason]string{
-			api.ReasonNoBlocks:   "the prompt is shorter than one block",
-			api.ReasonNotCached:  "no worker holds its first block",
-			api.ReasonNoTokens:   "no tokens could be made of it",
-			api.ReasonNotAllowed: "none of the named workers serves this model",
+			api.ReasonNoBlocks:   "the prompt is shorter than a block",
+			api.ReasonNotCached:  "no worker holds the first block",
+			api.ReasonNoTokens:   "the text could not be tokenized",
+			api.ReasonNotAllowed: "no named worker serves this model",
 		}[a.Reason]
-		cli.Fprintln(w, "no worker holds any of it:", why)
+		cli.Fprintln(w, "no worker holds any block:", why)
 		return
 	}
 	overlaps(w, a, q)
@@ -136,10 +136,10 @@ func lacks(parts []api.PartitionStatus) string {
 	}
 	var say []string
 	if len(old) > 0 {
-		say = append(say, "OLD: what is known of partitions "+strings.Join(old, ", ")+" is of so long ago")
+		say = append(say, "OLD: without recent events of partitions "+strings.Join(old, ", "))
 	}
 	if len(resync) > 0 {
-		say = append(say, fmt.Sprintf("RESYNC NEEDED: workers in partitions %v may hold more than is known", resync))
+		say = append(say, fmt.Sprintf("RESYNC NEEDED: workers in partitions %v may hold further blocks", resync))
 	}
 	if len(say) == 0 {
 		return ""

@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Cluster prints a line for each node with its partitions.
+// Cluster prints a line per node with its partitions.
 func Cluster(w io.Writer, c *api.ClusterStatus) {
 	rows := make([][]any, len(c.Nodes))
 	for i, n := range c.Nodes {

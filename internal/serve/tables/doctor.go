@@ -20,7 +20,7 @@ func Progress(c doctor.Result) string {
 	case c.Skipped != "":
 		verdict, said = "-", c.Skipped
 	case len(c.Findings) > 0:
-		verdict = "see below" // findings with one cause are joined at the end
+		verdict = "see below" // findings with a common cause are joined at the end
 	}
 	return fmt.Sprintf("%-11s %-12s %s", c.Check, verdict, said)
 }

@@ -76,7 +76,8 @@ func explanation(w io.Writer, a *api.Answer) {
 	cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows)
 	for i := range a.Workers {
 		if o := &a.Workers[i]; o.Guessed > 0 {
-			cli.Fprintf(w, "%s probably holds %d blocks on its device, as requests were sent there\n", name(o), o.Guessed)
+			cli.Fprintf(w, "%s probably holds %d blocks on the device, because of the requests sent to the worker\n", name(o),
+				o.Guessed)
 		}
 	}
 	if unexplained > 0 {
@@ -111,33 +112,33 @@ func holders(a *api.Answer, block uint32, tier string) string {
 	return strings.Join(names, " ")
 }
 
-// whyStopped describes the rule that ended a rank's own prefix.
+// whyStopped describes the rule at the end of a rank's prefix.
 func whyStopped(o *api.Overlap) string {
 	at := o.Total()
 	text := map[string]string{
 		"query_ends":    "the prompt ends",
-		"unknown_block": fmt.Sprintf("block %d: nobody holds it, or what follows", at),
-		"not_held":      fmt.Sprintf("block %d: it does not hold it in any tier", at),
+		"unknown_block": fmt.Sprintf("block %d: no worker holds this block or a later block", at),
+		"not_held":      fmt.Sprintf("block %d: in no tier of the worker", at),
 		"held_in_earlier_tier": fmt.Sprintf(
-			"block %d: it holds it only in a tier before the one that its prefix has come to", at),
+			"block %d: only in a tier above the present tier of the prefix", at),
 		"part_of_chunk": fmt.Sprintf(
-			"block %d: its engine loads a chunk of several blocks only as a whole", at),
-		"group_lacks_blocks": fmt.Sprintf("block %d: no longer prefix has what %s needs", at,
+			"block %d: the engine loads a chunk of several blocks only as a whole", at),
+		"group_lacks_blocks": fmt.Sprintf("block %d: no longer prefix has the blocks for %s", at,
 			groupInWords(o.Path.Group)),
 		"draft_model": fmt.Sprintf(
-			"block %d: its engine computes the last block that it holds anew, for its draft model", at),
+			"block %d: the engine computes the last held block again, for the draft model", at),
 	}[o.Path.Stop]
 	if text == "" {
 		text = o.Path.Stop
 	}
 	if o.Bound == api.BoundFullAttentionOnly {
-		text += "; its engine may reuse less: what some group of its cache needs is not known"
+		text += "; the engine may reuse less: the needs of some group of the cache are unknown"
 	}
 	if o.Path.Behind > 0 {
-		text += fmt.Sprintf(" (%d it holds behind are of no use)", o.Path.Behind)
+		text += fmt.Sprintf(" (%d later blocks are of no use)", o.Path.Behind)
 	}
 	if o.Path.More {
-		text += " (not all of its blocks are shown)"
+		text += " (some blocks are not shown)"
 	}
 	return text
 }
@@ -153,23 +154,23 @@ func groupInWords(g *api.PathGroup) string {
 	return fmt.Sprintf("group %d (%s)", g.Index, g.Kind)
 }
 
-// whyNoMore describes the rule of an engine that ended the load of a rank from the shared store.
+// whyNoMore describes the rule at the end of the load of a rank from the shared store.
 func whyNoMore(o *api.Overlap, a *api.Answer) string {
 	at := o.Total() + o.L3
 	next := fmt.Sprintf("block %d", at)
 	text, known := map[string]string{
 		"":                "",
-		"no_store":        "it has registered no shared store",
+		"no_store":        "the worker has registered no shared store",
 		"prompt_ends":     "the prompt ends",
 		"not_in_store":    next + " is not in the store",
-		"not_known":       next + ": the store was not asked, or did not answer in time",
-		"below_threshold": next + " and what follows in one run is less than its engine begins to load for",
-		"capacity":        "its engine loads no more ahead",
-		"gap":             "its engine loads only what begins with the prompt, and of that the store has less than the worker",
-		"other_groups":    next + " is in the store, but not what other groups of the model's cache need there",
+		"not_known":       next + ": no answer of the store in time, or no request",
+		"below_threshold": next + " and the following run are less than the engine's least load",
+		"capacity":        "the engine loads no more ahead",
+		"gap":             "the engine loads only from the prompt's start, and the store has less from there than the worker",
+		"other_groups":    next + " is in the store, without blocks for all groups of the model's cache",
 		"alignment": next +
-			" is in the store, but its engine's hits end at larger steps, or before what a draft model computes",
-		"last_token": "its engine computes what holds the last token itself",
+			" is in the store, but the engine's hits end at larger steps, or before the blocks of a draft model",
+		"last_token": "the engine always computes the block of the last token",
 	}[o.L3Stop]
 	if !known {
 		text = o.L3Stop
@@ -179,7 +180,7 @@ func whyNoMore(o *api.Overlap, a *api.Answer) string {
 	}
 	for _, b := range a.L3.Broken {
 		if b.Block == at && o.L3Stop == "not_in_store" {
-			text = fmt.Sprintf("block %d: the store has %d of its %d objects", at, b.Objects, b.Of)
+			text = fmt.Sprintf("block %d: the store has %d of %d objects", at, b.Objects, b.Of)
 		}
 	}
 	if o.Path.L3Behind > 0 {

@@ -27,14 +27,14 @@ func Funnel(w io.Writer, f *api.Funnel) {
 	}
 	cli.Table(w, []string{"STEP", "TOKENS", "SHARE", "BY"}, rows)
 	for _, name := range f.Missing {
-		cli.Fprintf(w, "node %s did not answer: what it recorded is missing here\n", name)
+		cli.Fprintf(w, "node %s did not answer: the node's records are missing here\n", name)
 	}
 	for _, n := range f.Nodes {
 		if n.Dropped > 0 {
-			cli.Fprintf(w, "node %s did not record %d requests: they were too many\n", n.Node, n.Dropped)
+			cli.Fprintf(w, "node %s did not record %d requests: too many requests\n", n.Node, n.Dropped)
 		}
 		if n.HistoryLost > 0 && n.HistoryFrom.After(n.From) {
-			cli.Fprintf(w, "node %s remembers blocks since %s only: see --funnel-blocks of indexer serve\n", n.Node,
+			cli.Fprintf(w, "node %s has blocks since %s only: see --funnel-blocks of indexer serve\n", n.Node,
 				n.HistoryFrom.Local().Format(time.TimeOnly))
 		}
 	}

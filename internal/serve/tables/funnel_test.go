@@ -27,7 +27,7 @@ func TestNotReported(t *testing.T) {
 	}
 }
 
-// TestFunnelHistory: the funnel reports a node whose history is shorter than the window, if the node dropped blocks.
+// TestFunnelHistory: the funnel reports a node with a history shorter than the window, if the node dropped blocks.
 func TestFunnelHistory(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
@@ -40,7 +40,7 @@ func TestFunnelHistory(t *testing.T) {
 	f.Nodes[0].HistoryLost = 1
 	b.Reset()
 	Funnel(&b, f)
-	if got := b.String(); !strings.Contains(got, "node a remembers blocks since ") {
+	if got := b.String(); !strings.Contains(got, "node a has blocks since ") {
 		t.Error(got)
 	}
 }

@@ -17,27 +17,28 @@ func Selection(w io.Writer, s *api.Selection) {
 	cli.Fprintf(w, "%s: %d tokens, %d whole blocks of %d\n", s.Model, s.ISLTokens, s.Blocks, s.BlockSize)
 	tokenization(w, s.Tokenization)
 	if !s.Complete {
-		cli.Fprintf(w, "INCOMPLETE: what workers of partitions %v hold is not known; see indexer status\n", s.Missing)
+		cli.Fprintf(w, "INCOMPLETE: the blocks of workers in partitions %v are unknown; see indexer status\n", s.Missing)
 	}
 	cli.Fprintf(w, "worker %s rank %d", s.Worker, s.Rank)
 	if s.Endpoint != "" {
 		cli.Fprintf(w, " at %s", s.Endpoint)
 	}
 	cli.Fprintf(w, ", by %s from %s, cost %.3f\n", s.Policy, cli.Count(uint64(s.Candidates), "candidate"), s.Cost)
-	cli.Fprintf(w, "%d tokens are cached, %d are to be computed; it will have %s under way\n", s.CachedTokens,
+	cli.Fprintf(w, "%d tokens are cached, %d are to be computed; the worker will have %s under way\n", s.CachedTokens,
 		s.EffectivePrefillTokens, cli.Count(s.PotentialDecodeBlocks, "block"))
 	if len(s.UnknownEndpoints) > 0 {
 		cli.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(s.UnknownEndpoints, ", "))
 	}
 	if s.Guessed > 0 {
-		cli.Fprintf(w, "its events confirm %d blocks on its device; it probably holds %d, as requests were sent there\n",
-			s.Device, s.Guessed)
+		cli.Fprintf(w, "events confirm %d blocks on the device; the worker probably holds %d, because of the requests "+
+			"sent to the worker\n", s.Device, s.Guessed)
 	}
 	if k := s.KVSource; k != nil {
 		cli.Fprintf(w, "KV source: worker %s rank %d at %s holds %d tokens more\n", k.Worker, k.Rank, k.Endpoint, k.Tokens)
 	}
 	if l := s.WorkerLoad; l != nil {
-		cli.Fprintf(w, "it has %d tokens to compute, and room for %d\n", l.ActivePrefillTokens, l.PrefillTokenCapacity)
+		cli.Fprintf(w, "the worker has %d tokens to compute, and room for %d\n", l.ActivePrefillTokens,
+			l.PrefillTokenCapacity)
 	}
 	if s.Booked {
 		cli.Fprintf(w, "booked as %s\n", s.RequestID)

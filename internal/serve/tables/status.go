@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// Report prints a line for each node, and the problems. It prints the whole status of a single node.
+// Report prints a line per node, and the problems. It prints the whole status of a single node.
 func Report(w io.Writer, r *survey.Report) {
 	if len(r.Nodes) == 1 && r.Nodes[0].Status != nil {
 		Status(w, r.Nodes[0].Status)
@@ -56,7 +56,7 @@ func Report(w io.Writer, r *survey.Report) {
 	for _, p := range r.Problems {
 		cli.Fprintln(w, "problem:", p)
 	}
-	cli.Fprintf(w, "\nindexer status --node NAME shows one node with its partitions\n")
+	cli.Fprintf(w, "\nindexer status --node NAME shows a node with all partitions\n")
 }
 
 // Status prints the status of a node, with a line for each partition.
@@ -136,7 +136,7 @@ func stores(w io.Writer, s *api.Status) {
 			how = "not asked (" + x.Down + ")"
 		}
 		if x.Set != nil && x.Set.Whole {
-			how += fmt.Sprintf(", %d objects known from its events", x.Set.Objects)
+			how += fmt.Sprintf(", %d objects known from events", x.Set.Objects)
 		}
 		if e := x.Election; e != nil {
 			how += fmt.Sprintf(", led by %s, the %d. leader", cmp.Or(e.Leader, "nobody"), e.Changes)
@@ -166,8 +166,8 @@ func partitions(w io.Writer, s *api.Status) {
 	cli.Table(w, heading, rows)
 }
 
-// snapshotOf describes a partition's snapshot as a node has written or restored it. A node may have no record of a
-// snapshot that another node has written.
+// snapshotOf describes a partition's snapshot as written or restored by a node. A node may have no record of a second
+// node's snapshot.
 func snapshotOf(p *api.PartitionDetail, node string) (seq, size, age string) {
 	switch {
 	case !p.SnapshotTime.IsZero():

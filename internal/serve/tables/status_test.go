@@ -18,7 +18,7 @@ func TestOldNames(t *testing.T) {
 		{Instance: "before", Parked: 701}, {Instance: "now", Pending: 702, Parked: 702, LastEvent: 9},
 	}})
 	for _, events := range []map[string]uint64{
-		{"blocks_parked": 3, "parked_expired": 4}, // of a node that is older
+		{"blocks_parked": 3, "parked_expired": 4}, // of an older node
 		{"blocks_parked": 5, "blocks_pending": 5, "parked_expired": 6, "pending_expired": 6},
 	} {
 		Status(&text, &api.Status{Events: events})
@@ -48,8 +48,8 @@ func TestStale(t *testing.T) {
 	var out strings.Builder
 	Answer(&out, &api.Answer{Model: "m", Complete: true, Partitions: parts, Reason: api.ReasonNotCached},
 		&api.Query{})
-	want := "OLD: what is known of partitions 1 (12s), 3 (1h0m0s) is of so long ago; " +
-		"RESYNC NEEDED: workers in partitions [2 3] may hold more than is known; see indexer status\n"
+	want := "OLD: without recent events of partitions 1 (12s), 3 (1h0m0s); " +
+		"RESYNC NEEDED: workers in partitions [2 3] may hold further blocks; see indexer status\n"
 	if !strings.Contains(out.String(), want) {
 		t.Errorf("the answer is\n%s", out.String())
 	}
@@ -67,7 +67,7 @@ func TestStale(t *testing.T) {
 }
 
 // TestStatusShowsZones: the table of nodes has a column of zones if any node has a zone. The status of a single node
-// contains its zone.
+// contains the zone.
 func TestStatusShowsZones(t *testing.T) {
 	status := func(node string, zones ...string) *api.Status {
 		s := &api.Status{Node: node, Version: "v0.5.0", Namespace: "default", Ready: true, Since: time.Now(),

@@ -28,7 +28,7 @@ func Forgotten(w io.Writer, done []upkeep.ForgottenRank) {
 
 // ForgottenModel prints the deleted block size of a model.
 func ForgottenModel(w io.Writer, was *jetstream.Model) {
-	cli.Fprintf(w, "%s had blocks of %d tokens; its next worker decides anew\n", was.Name, was.BlockSize)
+	cli.Fprintf(w, "%s had blocks of %d tokens; the next worker of the model decides again\n", was.Name, was.BlockSize)
 }
 
 // Deletion prints the streams of a namespace.

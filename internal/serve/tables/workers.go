@@ -14,7 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// leaseAge and leaseLeft return the time since the renewal of a lease, and the time until its expiry.
+// leaseAge and leaseLeft return the time since the renewal of a lease, and the time until the expiry.
 func leaseAge(l *api.Lease, now time.Time) string {
 	if l == nil {
 		return "-"
@@ -36,7 +36,7 @@ func leaseLeft(l *api.Lease, now time.Time) string {
 	return left
 }
 
-// engineStands describes the state of a rank's engine, and its start.
+// engineStands describes the state and the start of a rank's engine.
 func engineStands(w *api.WorkerInfo, now time.Time) string {
 	said := string(w.Engine)
 	switch {
@@ -54,11 +54,11 @@ func engineStands(w *api.WorkerInfo, now time.Time) string {
 // Workers prints a line for each rank.
 func Workers(w io.Writer, list *api.WorkerList) {
 	if !list.Complete {
-		cli.Fprintf(w, "INCOMPLETE: partitions %v could not be looked at; see indexer status\n", list.Missing)
+		cli.Fprintf(w, "INCOMPLETE: partitions %v are not available; see indexer status\n", list.Missing)
 	}
 	defer expired(w, list.Expired, time.Now())
 	if len(list.Workers) == 0 {
-		cli.Fprintln(w, "no worker has announced anything yet; feed one with worker-shim run")
+		cli.Fprintln(w, "no worker has published events yet; start worker-shim run for an engine")
 		return
 	}
 	rows := make([][]any, len(list.Workers))
@@ -113,12 +113,12 @@ func reportOf(r *routing.Reported) string {
 func expired(w io.Writer, list []api.ExpiredWorker, now time.Time) {
 	for i := range list {
 		k := &list[i]
-		cli.Fprintf(w, "%s/%d is gone: its shim, process %d on %s, renewed the lease last %s ago; what it held is cleared\n",
-			k.Instance, k.Rank, k.Lease.PID, k.Lease.Host, leaseAge(&k.Lease, now))
+		cli.Fprintf(w, "%s/%d is gone: the worker's shim, process %d on %s, renewed the lease last %s ago; the worker's "+
+			"blocks are cleared\n", k.Instance, k.Rank, k.Lease.PID, k.Lease.Host, leaseAge(&k.Lease, now))
 	}
 }
 
-// stateOf returns the state of a rank, and its role unless the role is aggregated.
+// stateOf returns the state of a rank, and the role unless aggregated.
 func stateOf(r *api.WorkerRecord) string {
 	switch {
 	case r == nil:
@@ -147,7 +147,7 @@ func reasons(w io.Writer, list []api.WorkerInfo) {
 // Worker prints the registration of a worker.
 func Worker(w io.Writer, k *api.Worker) {
 	if len(k.Ranks) == 0 {
-		cli.Fprintf(w, "%s: nothing is registered of it now\n", k.Instance)
+		cli.Fprintf(w, "%s: not registered now\n", k.Instance)
 		return
 	}
 	rows := make([][]any, len(k.Ranks))

@@ -213,10 +213,10 @@ func Disagreement(list []Comparison) error {
 	same, differ, not := counts["same"], counts["differ"], counts["NOT COMPARED"]
 	switch {
 	case differ > 0:
-		return fmt.Errorf("%d texts have other tokens there: the model, its template or the server's settings are others; "+
+		return fmt.Errorf("%d texts have other tokens there: the model, the template or the server's settings differ; "+
 			"give the model a render or tokenize URL", differ)
 	case not > 0 || same == 0:
-		return fmt.Errorf("%d texts could be compared, and %d not: see what the server says", same, not)
+		return fmt.Errorf("%d texts could be compared, and %d not: read the server's errors above", same, not)
 	}
 	return nil
 }
