@@ -33,7 +33,8 @@ func NATS(conn *nats.Conn, namespace string, o Options) (*Client, error) {
 }
 
 // OverPool returns a client that sends requests through a pool. subject returns the subject of an operation. absent is
-// the error text for a subject without a service. OverPool suits programs with several clients, such as nodes.
+// the error text for a subject without a service. OverPool suits programs with several clients, such as nodes. Only
+// this module can call it, because the pool is internal.
 func OverPool(pool *rpc.Pool, subject func(op string) string, absent string, o Options) *Client {
 	return newClient(&natsTransport{pool: pool, subject: subject, absent: absent}, o)
 }
@@ -107,7 +108,8 @@ func (t *natsTransport) close() {
 	}
 }
 
-// Failure returns the error in a reply, or nil. The error is or wraps an [*Error].
+// Failure returns the error in a reply, or nil. The error is or wraps an [*Error]. Only this module can call it,
+// because the reply is internal.
 func Failure(r rpc.Reply) error {
 	if r.Err == nil {
 		return nil
