@@ -177,6 +177,9 @@ func serveRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.RequestTemplates, "request-templates", false,
 			"run the chat templates of requests (chat_template), in place of the model's template; by default the requests "+
 				"are refused, as by vLLM without --trust-request-chat-template"),
+		cli.Var(&s.ForwardTokens, "forward-tokens", false,
+			"over --grpc-listen, send the token ids of a completion to its engine in place of the text, which the engine then need "+
+				"not tokenize: for engines of vLLM and SGLang; see docs/gateways.md"),
 		cli.Var(&s.RequestExpiry, "request-expiry", 300*time.Second,
 			"time without progress after which a booked request is forgotten; the same on all nodes",
 			cli.Positive[time.Duration](),

@@ -93,7 +93,8 @@ func FuzzMarshalJSON(f *testing.F) {
 			L3:      L3{Status: L3Status(text), Reason: text, Ranges: ranges, Unknown: ranges, AgeMS: float}}
 		if n%5 == 0 {
 			a.Workers, a.Partitions, a.ByEndpoint = nil, nil, map[string][]Overlap{text: {o}}
-			a.Tokenization = &Tokenization{is, text, int(nanos), Tokens{uint32(n), 0}[:n%3], []string{text, text}[:n%3]}
+			a.Tokenization = &Tokenization{Tokenized: is, TokenizeError: text, PromptTokens: int(nanos),
+				TokenIDs: Tokens{uint32(n), 0}[:n%3], UnsupportedFields: []string{text, text}[:n%3]}
 		}
 		sameJSON(t, a)
 		sameJSON(t, &Selection{Model: text, Worker: events.WorkerID(text), RequestID: text, Endpoint: text, Policy: text,

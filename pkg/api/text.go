@@ -51,6 +51,10 @@ type Tokenization struct {
 
 	TokenIDs Tokens `json:"token_ids,omitzero" msgpack:"token_ids,omitempty"` // if Text.ReturnTokenIDs is set
 
+	// KeepText, for callers in the same process, means that the engine must receive the text: its tokens are compared
+	// with TokenIDs, or differed in an earlier comparison.
+	KeepText bool `json:"-" msgpack:"-"`
+
 	// UnsupportedFields has the names of the fields that prevented a look-up: unknown fields, and fields of the tokens or
 	// of the tenant whose effect the node cannot reproduce.
 	UnsupportedFields []string `json:"unsupported_fields,omitempty" msgpack:"unsupported_fields,omitempty"`

@@ -196,6 +196,9 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 	usage := fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`,
 		len(prompt), e.Tokens, hit*e.BlockSize)
 	w.Header().Set("X-Engine", e.Addr)
+	if q.Prompt != nil && q.Prompt[0] == '[' {
+		w.Header().Set("X-Token-Ids", "true") // the prompt of a completion
+	}
 	out := http.NewResponseController(w)
 	if q.Stream {
 		w.Header().Set("Content-Type", "text/event-stream")

@@ -101,6 +101,9 @@ func common(c *extprocv3.CommonResponse) (text string) {
 	if removed := c.GetHeaderMutation().GetRemoveHeaders(); chosen && !slices.Equal(removed, sidecarHeaders) {
 		text += fmt.Sprintf(" removes %q", removed) // every choice removes the headers of clients
 	}
+	if b := c.GetBodyMutation().GetBody(); b != nil {
+		text += " replaced by " + string(b)
+	}
 	if b := c.GetBodyMutation().GetStreamedResponse(); b != nil {
 		if text += " "; len(b.Body) > 40 {
 			text += fmt.Sprintf("(%d bytes)", len(b.Body))

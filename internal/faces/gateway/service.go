@@ -52,6 +52,9 @@ type Config struct {
 	// load. vLLM also refuses chat templates in requests by default.
 	Templates bool
 
+	// ForwardTokens replaces the text of a completion by token ids, so that the engine need not tokenize it again.
+	ForwardTokens bool
+
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
@@ -74,6 +77,9 @@ type Metrics interface {
 	// Unsupported receives the fields that prevent a look-up of a request. The list may be empty. Select counts the
 	// fields without support in the source of tokens.
 	Unsupported(api string, names []string)
+
+	// TokenizationAvoided counts a request with token ids in place of its text, which the engine does not tokenize.
+	TokenizationAvoided(model string, tokens int)
 }
 
 // Service is the external processor. It serves any number of streams concurrently.
@@ -366,6 +372,8 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	default:
 		q.Text, q.CacheSalt, q.ISLTokens = &r.Text, r.Salt, r.Further
 	}
+	forward := s.cfg.ForwardTokens && q.Text == &r.Text && a.API == fields.Completions && q.LoRA == ""
+	r.Text.ReturnTokenIDs = forward
 	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
 	}
@@ -388,7 +396,16 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	c := s.choice(chosen, a.Subset)
 	if c != nil {
 		c.Unsupported = r.Unsupported
-		c.Body = s.bootstrapped(c, chosen.Prefill, a.Body, r.Prompts)
+		if forward {
+			c.Body = s.forward(a.Body, chosen)
+		}
+		body := a.Body
+		if c.Body != nil {
+			body = c.Body
+		}
+		if met := s.bootstrapped(c, chosen.Prefill, body, r.Prompts); met != nil {
+			c.Body = met
+		}
 	} else {
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		return nil, booking{}, api.Errorf(api.CodeNoWorkers,

@@ -82,6 +82,8 @@ func (w *world) config() Config {
 func (w *world) ReportReused(_ string, n uint64) { w.say("reused %d", n) }
 func (w *world) Moved(model string)              { w.say("moved %s", model) }
 
+func (w *world) TokenizationAvoided(model string, tokens int) { w.say("avoided %s %d", model, tokens) }
+
 func (w *world) Unsupported(api string, names []string) {
 	if len(names) > 0 {
 		w.say("unsupported %s %v", api, names)

@@ -31,6 +31,8 @@ type Queries struct {
 	moved     *prometheus.CounterVec
 
 	disaggregated *prometheus.CounterVec
+	avoided       *prometheus.CounterVec
+	avoidedTokens *prometheus.CounterVec
 
 	fields   *prometheus.CounterVec
 	routed   [4]*prometheus.CounterVec // tokens by step; the last two also by tier
@@ -134,6 +136,13 @@ func (q *Queries) Disaggregated(model, outcome string) {
 	q.disaggregated.WithLabelValues(q.models.label(model), outcome).Inc()
 }
 
+// TokenizationAvoided counts a completion that an engine received as token ids in place of a text.
+func (q *Queries) TokenizationAvoided(model string, tokens int) {
+	model = q.models.label(model)
+	q.avoided.WithLabelValues(model).Inc()
+	q.avoidedTokens.WithLabelValues(model).Add(float64(tokens))
+}
+
 // Unsupported counts a request that was routed by load because of fields, by API and field.
 func (q *Queries) Unsupported(of string, names []string) {
 	for _, name := range names {
@@ -229,6 +238,10 @@ func New(cfg Config) (http.Handler, *Queries) {
 		disaggregated: counter("kvatlas_route_disaggregated_total", "Choices of a decode and a prefill worker by outcome: "+
 			"prefill (both), short_prompt or prefill_busy (bypass: the decode worker computes the prompt), "+
 			"no_prefill_worker or no_decode_worker (one worker answers alone).", "model", "outcome"),
+		avoided: counter("kvatlas_tokenize_avoided_total",
+			"Completions through a gateway that the engine received as token ids, so that it did not tokenize them.", "model"),
+		avoidedTokens: counter("kvatlas_tokenize_avoided_tokens_total",
+			"Prompt tokens of these completions.", "model"),
 		fields: counter("kvatlas_unsupported_fields_total", "Requests routed by load because of a field that determines "+
 			"tokens or tenant and is not supported, or is unknown; by API and field. At most 64 unknown names have series.",
 			"api", "field"),

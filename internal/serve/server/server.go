@@ -91,6 +91,7 @@ type Settings struct {
 
 	Tokenizers       tokenize.Settings // tokenizers of texts, by model
 	RequestTemplates bool              // chat templates of requests are run
+	ForwardTokens    bool              // gateways send completions as token ids to engines
 
 	MaxRequests   int           // running requests of a model; 0: [load.DefaultRequests]
 	RequestExpiry time.Duration // the time without progress after which a running request expires; 0: 300 s

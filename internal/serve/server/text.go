@@ -155,10 +155,26 @@ func (s *Server) findText(ctx context.Context, q *api.Query) (*api.Answer, error
 // newAnnounced returns the comparison of texts' tokens with the engines' events.
 func (s *Server) newAnnounced() *tokenize.Announced {
 	return tokenize.NewAnnounced(tokenize.AnnouncedConfig{
-		Find: s.find, Worker: s.worker,
+		Find: s.find, Worker: s.worker, Pause: s.pauseOfChecks(),
 		Observe: func(model string, c tokenize.Check) { s.queries.TextChecked(model, string(c)) },
 		Warn:    func(problem string) { s.log.Warn("tokens differ from the engines'", "problem", problem) },
 	})
+}
+
+// checkPause is the time between comparisons of a model's tokens if engines receive tokens of other requests.
+const checkPause = 30 * time.Second
+
+func (s *Server) pauseOfChecks() time.Duration {
+	if s.ForwardTokens {
+		return checkPause
+	}
+	return 0
+}
+
+// announces reports whether events of a chosen rank arrive.
+func (s *Server) announces(c *api.Selection) bool {
+	r := s.registry.Pool(c.Model).Rank(events.RankKey{Instance: c.Worker, Rank: c.Rank})
+	return r != nil && r.Record.Events != api.EventsNone
 }
 
 // workersBeside is the maximum number of listed ranks in the search of a rank: ranks with the same name except for the
@@ -198,8 +214,8 @@ func (s *Server) selectText(ctx context.Context, q *api.SelectRequest) (*api.Sel
 	made := out.Tokenized && r.Tokens == nil && q.Tokens == nil
 	q.Tokens = asked.Tokens // for what is recorded of it
 	if err == nil {
-		if selection.Tokenization = out; made {
-			s.announced.Begin(&query, r.Text.Messages != nil, selection)
+		if selection.Tokenization = out; made && s.announces(selection) {
+			out.KeepText = s.announced.Begin(&query, r.Text.Messages != nil, selection)
 		}
 	}
 	return selection, err

@@ -39,10 +39,14 @@ const (
 // have arrived.
 var settling = []time.Duration{time.Second, 4 * time.Second}
 
-// AnnouncedConfig configures an [Announced]. All fields are required.
+// AnnouncedConfig configures an [Announced]. All fields but Pause are required.
 type AnnouncedConfig struct {
 	Find   func(ctx context.Context, q *api.Query) (*api.Answer, error)
 	Worker func(ctx context.Context, rank api.RankPlace) *api.WorkerInfo // returns nil for an unknown worker
+
+	// Pause is the time after a match in which no request of the model is followed, for engines that receive the tokens of
+	// other requests in place of texts; 0: none.
+	Pause time.Duration
 
 	Observe func(model string, c Check)
 	Warn    func(problem string) // called when a model gets a problem
@@ -64,6 +68,7 @@ type Announced struct {
 	recent   map[string][]Check // by model; without Unknown
 	last     map[string]*sent   // by model: the last mismatch
 	warned   map[string]bool
+	compared map[string]time.Time // by model: the time of the last result
 }
 
 // sent is a followed request.
@@ -80,30 +85,35 @@ type sent struct {
 // NewAnnounced returns an Announced that follows no request.
 func NewAnnounced(cfg AnnouncedConfig) *Announced {
 	return &Announced{cfg: cfg, begun: make(chan *sent, checkedAtOnce), followed: map[string]*sent{},
-		recent: map[string][]Check{}, last: map[string]*sent{}, warned: map[string]bool{}}
+		recent: map[string][]Check{}, last: map[string]*sent{}, warned: map[string]bool{},
+		compared: map[string]time.Time{}}
 }
 
 // Begin follows a booked request with a text, unless another request of the model is followed. chat reports whether the
-// text is a chat.
-func (a *Announced) Begin(q *api.Query, chat bool, chosen *api.Selection) {
+// text is a chat. It reports whether the engine must receive the text in place of the tokens: if the request is
+// followed, and if the engines had other tokens than this service in one of the recent comparisons.
+func (a *Announced) Begin(q *api.Query, chat bool, chosen *api.Selection) (keepText bool) {
 	size := int(chosen.BlockSize)
 	tokens := q.Tokens[:min(len(q.Tokens), checkedBlocks*size+1)]
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	differed := slices.ContainsFunc(a.recent[q.Model], func(c Check) bool { return c != Match })
 	if !chosen.Booked || chosen.Prefill != nil || size == 0 || len(tokens) <= size {
-		return // a decode worker may or may not announce blocks that a prefill worker sends
+		return differed // a decode worker may or may not announce blocks that a prefill worker sends
 	}
 	blocks := (len(tokens) - 1) / size // some engines do not store the block with the last token
 	if int(chosen.Device) >= blocks {
-		return // no block will be new
+		return differed // no block will be new
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	_, known := a.recent[q.Model]
-	if a.followed[q.Model] != nil || len(a.followed) == checkedAtOnce || !known && len(a.recent) == checkedModels {
-		return
+	pause := !differed && time.Since(a.compared[q.Model]) < a.cfg.Pause
+	if pause || a.followed[q.Model] != nil ||
+		len(a.followed) == checkedAtOnce || !known && len(a.recent) == checkedModels {
+		return differed
 	}
 	hasher, err := events.NewHasher(chosen.BlockSize, events.Space{LoRA: q.LoRA, Salt: q.CacheSalt})
 	if err != nil {
-		return
+		return differed
 	}
 	s := &sent{chat: chat, blocks: blocks, rank: api.RankPlace{Instance: chosen.Worker, Rank: chosen.Rank},
 		seq: events.SeqHashes(nil, hasher.Hash(nil, tokens))[:blocks], prefilled: make(chan struct{}),
@@ -112,6 +122,7 @@ func (a *Announced) Begin(q *api.Query, chat bool, chosen *api.Selection) {
 			Tokens: slices.Clone(tokens), Workers: []events.WorkerID{chosen.Worker}, Idle: true, Explain: true}}
 	a.followed[q.Model] = s
 	a.begun <- s
+	return true
 }
 
 // Observe processes progress of a request on any node: its rank, and the sequence hashes of its prompt.
@@ -242,6 +253,7 @@ func (a *Announced) end(s *sent, c Check) {
 		a.last[model] = s
 		fallthrough
 	case Match:
+		a.compared[model] = time.Now()
 		list := append(a.recent[model], c)
 		a.recent[model] = list[max(0, len(list)-recentChecks):]
 		problem := a.problem(model)

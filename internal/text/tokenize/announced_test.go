@@ -225,6 +225,46 @@ func TestNoResultWithoutEvents(t *testing.T) {
 	}
 }
 
+// TestKeepText: the engine receives the text of a followed request, and every text of a model while a recent comparison
+// differs.
+func TestKeepText(t *testing.T) {
+	a := NewAnnounced(AnnouncedConfig{Observe: func(string, Check) {}, Warn: func(string) {}})
+	booked := api.Selection{Booked: true, BlockSize: 4, Worker: "w"}
+	held := api.Selection{Booked: true, BlockSize: 4, Worker: "w", Device: 3} // is not followed
+	begin := func(s api.Selection) bool { return a.Begin(&api.Query{Model: "m", Tokens: sentTokens}, false, &s) }
+	if begin(held) || !begin(booked) || begin(booked) {
+		t.Error("not exactly the followed request keeps its text")
+	}
+	a.end(<-a.begun, Match)
+	if begin(held) {
+		t.Error("a request keeps its text after a match")
+	}
+	for n := range recentChecks + 1 {
+		if n > 0 && !begin(held) {
+			t.Errorf("a request loses its text %d comparisons after a difference", n-1)
+		}
+		if !begin(booked) {
+			t.Fatal("a request is not followed")
+		}
+		a.end(<-a.begun, []Check{Partial, Match}[min(n, 1)])
+	}
+	if begin(held) {
+		t.Errorf("a request keeps its text after %d matches", recentChecks)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		a = NewAnnounced(AnnouncedConfig{Observe: a.cfg.Observe, Warn: a.cfg.Warn, Pause: time.Minute})
+		begin(booked)
+		a.end(<-a.begun, Match)
+		if begin(booked) {
+			t.Error("a request is followed in the pause after a match")
+		}
+		time.Sleep(time.Minute)
+		if !begin(booked) {
+			t.Error("no request is followed after the pause")
+		}
+	})
+}
+
 // TestAnnouncedProblem: most checks of a model fail, and later most succeed.
 func TestAnnouncedProblem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
