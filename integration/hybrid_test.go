@@ -423,7 +423,7 @@ func TestExplainNamesTheGroup(t *testing.T) {
 		}
 		return strings.Join(lines[:len(lines)-1], "")
 	}
-	const needs = "no longer prefix has what group"
+	const needs = "no longer prefix has the blocks for group"
 	const behind = "later blocks are of no use)"
 	got, want := query("--explain"), `m: 10 blocks of 16 tokens
 
@@ -434,11 +434,11 @@ WORKER    OWN  STOPPED
 bound/0   10   the prompt ends; the engine may reuse less: the needs of some group of the cache are unknown
 full/0    10   the prompt ends
 draft/0   9    block 9: the engine computes the last held block again, for the draft model (1 `+behind+`
-chunk/0   8    block 8: `+needs+` 2 (chunked_local_attention, 64 tokens) needs (2 `+behind+`
-state/0   6    block 6: `+needs+` 1 (mamba) needs (4 `+behind+`
-window/0  5    block 5: `+needs+` 1 (sliding_window, 48 tokens) needs (5 `+behind+`
-both/0    4    block 4: `+needs+` 3 (mamba) needs (6 `+behind+`
-none/0    0    block 0: `+needs+` 1 (mamba) needs (10 `+behind+`
+chunk/0   8    block 8: `+needs+` 2 (chunked_local_attention, 64 tokens) (2 `+behind+`
+state/0   6    block 6: `+needs+` 1 (mamba) (4 `+behind+`
+window/0  5    block 5: `+needs+` 1 (sliding_window, 48 tokens) (5 `+behind+`
+both/0    4    block 4: `+needs+` 3 (mamba) (6 `+behind+`
+none/0    0    block 0: `+needs+` 1 (mamba) (10 `+behind+`
 `
 	head, _, _ := strings.Cut(got, "LOADS")
 	_, table, _ := strings.Cut(got, "NO MORE, FOR\n")

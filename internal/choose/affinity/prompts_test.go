@@ -144,8 +144,8 @@ func TestPromptsAgainstTwin(t *testing.T) {
 	}
 }
 
-// TestCommonPromptBindsNobody: prompts with a common beginning, and prompts that are the common part alone, do not bind
-// each other. Each user's next prompt goes to the worker of the last one.
+// TestCommonPromptBindsNobody: prompts with a common beginning, and prompts equal to the common part, do not share
+// bindings. Each user's next prompt goes to the worker of the last prompt.
 func TestCommonPromptBindsNobody(t *testing.T) {
 	m := NewMachine(0, Config{Origin: 1, TTL: time.Minute})
 	common := strings.Repeat("s", 40)
