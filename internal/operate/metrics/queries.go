@@ -239,7 +239,7 @@ func New(cfg Config) (http.Handler, *Queries) {
 			"prefill (both), short_prompt or prefill_busy (bypass: the decode worker computes the prompt), "+
 			"no_prefill_worker or no_decode_worker (one worker answers alone).", "model", "outcome"),
 		avoided: counter("kvatlas_tokenize_avoided_total",
-			"Completions through a gateway that the engine received as token ids, so that it did not tokenize them.", "model"),
+			"Completions through a gateway that the engine received as token ids, without a tokenization in the engine.", "model"),
 		avoidedTokens: counter("kvatlas_tokenize_avoided_tokens_total",
 			"Prompt tokens of these completions.", "model"),
 		fields: counter("kvatlas_unsupported_fields_total", "Requests routed by load because of a field that determines "+
