@@ -171,7 +171,7 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{OpPotentialLoads, `{"model":"m","lora_name":"l","hashes":[]}`, "lora_name and cache_salt"},
 		{OpEngineLoad, `{"loads":{}}`, "loads is {}, not a list"},
 		{OpEngineLoad, `{"worker":"a"}`, `there is no field "worker"`},
-		{OpEngineLoad, `{"loads":[{"worker":"a"}]}`, "loads[0]: used blocks, active blocks and tokens are all missing"},
+		{OpEngineLoad, `{"loads":[{"worker":"a"}]}`, "loads[0]: used blocks, active blocks, tokens and running requests are all missing"},
 		{OpEngineLoad, `{"loads":[{"kv_used_blocks":1}]}`, "loads[0]: worker is missing"},
 		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":-1}]}`, "loads[0].kv_used_blocks is -1"},
 		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"kv_active_blocks":1}]}`, "repeats kv_used_blocks"},
