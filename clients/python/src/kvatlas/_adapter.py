@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ._client import AsyncClient, Result
@@ -18,21 +19,29 @@ log = logging.getLogger("kvatlas")
 class Chooser:
     """Chooses workers by `select`, and books requests on them until they end."""
 
-    def __init__(self, urls: str | Sequence[str], timeout: float, book: bool, client: dict[str, Any]) -> None:
+    def __init__(self, urls: str | Sequence[str], timeout: float, book: bool, client: dict[str, Any],
+                 progress: float = 60.0) -> None:
         self._options = {"urls": urls, "timeout": timeout, **client}
         self._client = AsyncClient(**self._options)
         self._timeout = timeout
         self._book = book
+        self._progress = progress
+        self._running: dict[str, str] = {}  # the models of the running requests, by id
+        self._reports: asyncio.Task[None] | None = None
         self._last = ""  # the code of the last failure
-        self._ends: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def choose(self, **request: Any) -> Selection | None:
-        """The choice among request's workers; None if there is none: then the caller chooses as it would without."""
+    async def choose(self, *, book: bool = True, **request: Any) -> Selection | None:
+        """Returns the choice among the request's workers, or None: then the caller chooses as it would without kvatlas.
+
+        A booked request counts until `end`. Meanwhile it does not expire: its progress is reported every minute.
+        """
         if self._loop is not None and self._loop.is_closed():
             self._client = AsyncClient(**self._options)  # the connections of the one before went with its loop
+            self._reports = None
         self._loop = asyncio.get_running_loop()
-        if self._book:
+        if self._book and book:
             request.update(book=True, request_id=uuid.uuid4().hex)
         try:
             chosen = await self._select(request)
@@ -45,36 +54,61 @@ class Chooser:
         if self._last:
             log.info("kvatlas chooses workers again")
         self._last = ""
+        if chosen.booked:
+            self._running[chosen.request_id] = request["model"]
+            if self._reports is None:
+                self._reports = asyncio.ensure_future(self._report())
         return chosen
 
     async def _select(self, request: dict[str, Any]) -> Selection:
         try:
             return await self._client.select(SelectRequest(**request))
         except BaseException as e:  # where its answer did not come, it may be booked all the same
-            if self._book and (not isinstance(e, KvatlasError) or isinstance(e, (UnavailableError, InternalError))):
+            booked = "request_id" in request
+            if booked and (not isinstance(e, KvatlasError) or isinstance(e, (UnavailableError, InternalError))):
                 self.end(request["model"], request["request_id"])
             raise
 
+    def prefilled(self, model: str, request_id: str) -> None:
+        """Reports the first token of a booked request. It is safe for any thread, and does not wait."""
+        self._send(self._client.prefill_complete, model, request_id)
+
     def end(self, model: str, request_id: str, result: Result | None = None) -> None:
         """Ends a booked request, from any thread, without a wait. A failure penalises the worker for a moment."""
+        self._running.pop(request_id, None)
+        self._send(partial(self._client.free, result=result), model, request_id)
+
+    def _send(self, report: Callable[..., Awaitable[None]], model: str, request_id: str) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._free, model, request_id, result)
+            self._loop.call_soon_threadsafe(self._start, report, model, request_id)
 
-    def _free(self, model: str, request_id: str, result: Result | None) -> None:
-        task = asyncio.ensure_future(self._end(model, request_id, result))
-        self._ends.add(task)
-        task.add_done_callback(self._ends.discard)
+    def _start(self, report: Callable[..., Awaitable[None]], model: str, request_id: str) -> None:
+        task = asyncio.ensure_future(self._sent(report, model, request_id))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
-    async def _end(self, model: str, request_id: str, result: Result | None) -> None:
+    async def _sent(self, report: Callable[..., Awaitable[None]], model: str, request_id: str) -> None:
         try:
-            await self._client.free(model, request_id, result=result, timeout=max(self._timeout, 5.0))
-        except Exception as e:  # it expires by itself
-            log.debug("free %s: %s", request_id, e)
+            await report(model, request_id, timeout=max(self._timeout, 5.0))
+        except Exception as e:  # a booking that is not freed expires
+            log.debug("the report of request %s failed: %s", request_id, e)
+
+    async def _report(self) -> None:
+        """Reports progress of the running requests, from the second period of a request on."""
+        before: set[str] = set()
+        while True:
+            await asyncio.sleep(self._progress)
+            for request_id in [r for r in self._running if r in before]:
+                if model := self._running.get(request_id):
+                    await self._sent(self._client.progress, model, request_id)
+            before = set(self._running)
 
     async def close(self) -> None:
-        """Waits for what was ended, and ends the client."""
-        await asyncio.sleep(0)  # what another thread has said
-        await asyncio.gather(*self._ends, return_exceptions=True)
+        """Sends the waiting reports and closes the client."""
+        if self._reports is not None:
+            self._reports.cancel()
+        await asyncio.sleep(0)  # reports of other threads
+        await asyncio.gather(*self._sending, return_exceptions=True)
         await self._client.close()
 
 

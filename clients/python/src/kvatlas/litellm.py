@@ -11,22 +11,23 @@ routed so; blocking ones, and all while kvatlas makes no choice, as the router i
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import wraps
+from inspect import isasyncgen
 from typing import Any
 
 import litellm
-from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.router import CustomRoutingStrategyBase
 from litellm.types.utils import all_litellm_params
 
 from ._adapter import Chooser, fields_of, prompt_of
 from ._client import Result
 
-# Names in a request's metadata: its booking, and the workers of its tries.
-_KEY = "kvatlas_booking"
-_TRIED = "kvatlas_tried"
+# The calls of a router whose requests count as load until they end.
+_CALLS = ("acompletion", "atext_completion", "aresponses", "anthropic_messages")
 
 # Fields that are LiteLLM's own, beside those of its list.
 _OWN = frozenset(("timeout", "extra_headers", "extra_query", "original_function", "litellm_params", "input",
@@ -47,21 +48,128 @@ def _prompt(kwargs: Mapping[str, Any], deployments: Sequence[Any]) -> dict[str, 
     return prompt_of({**added[0], **fields_of(_sent(kwargs))})
 
 
+class _Call:
+    """The booking of one call of the router. A further try replaces the booking of the try before."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+        self._booking: tuple[str, str] | None = None
+        self._begun = False
+        self.tried: list[str] = []  # workers
+
+    def book(self, model: str, request_id: str) -> None:
+        self.end()
+        self._booking, self._begun = (model, request_id), False
+
+    def chunk(self) -> None:
+        """Reports the first token once."""
+        if self._booking is not None and not self._begun:
+            self._begun = True
+            self._chooser.prefilled(*self._booking)
+
+    def end(self, result: Result | None = None) -> None:
+        booking, self._booking = self._booking, None
+        if booking is not None:
+            self._chooser.end(*booking, result)
+
+
+# The call of the router that runs in this context.
+_current: ContextVar[_Call | None] = ContextVar("kvatlas_call", default=None)
+
+
+class _Counted:
+    """A mixin for the class of a stream: the booking ends when the stream ends, fails, is closed or is collected."""
+
+    _kvatlas_call: _Call
+
+    async def __anext__(self) -> Any:
+        call = self._kvatlas_call
+        token = _current.set(call)  # LiteLLM may try another deployment in the middle of a stream
+        try:
+            chunk = await super().__anext__()  # type: ignore[misc]
+        except BaseException as e:
+            call.end("ok" if isinstance(e, StopAsyncIteration) else _failure(e))
+            raise
+        finally:
+            with suppress(ValueError):  # the coroutine was closed in another context
+                _current.reset(token)
+        call.chunk()
+        return chunk
+
+    async def aclose(self) -> None:
+        self._kvatlas_call.end()
+        if (close := getattr(super(), "aclose", None)) is not None:
+            await close()
+
+    def __del__(self) -> None:
+        self._kvatlas_call.end()
+        if (delete := getattr(super(), "__del__", None)) is not None:
+            delete()
+
+
+async def _counted_chunks(chunks: Any, call: _Call) -> AsyncGenerator[Any, None]:
+    """Is _Counted for a generator, whose class cannot be changed."""
+    try:
+        async for chunk in chunks:
+            call.chunk()
+            yield chunk
+    finally:
+        call.end()
+        await chunks.aclose()
+
+
+def _until_end(response: Any, call: _Call) -> Any:
+    """Ends the call's booking with the response: now, or at the end of the stream."""
+    if isasyncgen(response):
+        return _counted_chunks(response, call)
+    if not hasattr(response, "__anext__"):
+        call.end("ok")
+        return response
+    kind = type(response)
+    response._kvatlas_call = call
+    response.__class__ = type(kind.__name__, (_Counted, kind), {})
+    return response
+
+
 class KvatlasRouting(CustomRoutingStrategyBase):
-    """urls and client are as for `AsyncClient`; models has kvatlas' name of each model that LiteLLM calls otherwise;
-    timeout is how many seconds a choice may take; book is whether requests count as load until they end."""
+    """Chooses deployments. urls and client are the arguments of `AsyncClient`. models maps LiteLLM's names of models to
+    kvatlas' names. timeout bounds the seconds of a choice. book makes requests count as load until they end. progress
+    is the time in seconds between two reports that a request is running, less than half of `--request-expiry`."""
 
     def __init__(self, router: litellm.Router, urls: str | Sequence[str], *, models: Mapping[str, str] | None = None,
-                 timeout: float = 0.25, book: bool = True, **client: Any) -> None:
+                 timeout: float = 0.25, book: bool = True, progress: float = 60.0, **client: Any) -> None:
         self._router = router
         self._models = models or {}
-        self._chooser = Chooser(urls, timeout, book, client)
-        self._ends = _Ends(self._chooser)
+        self._chooser = Chooser(urls, timeout, book, client, progress)
+        self._wrapped: dict[str, Any] = {}  # the router's calls before install
 
     def install(self) -> None:
         """Makes this the router's strategy."""
         self._router.set_custom_routing_strategy(self)
-        litellm.logging_callback_manager.add_litellm_callback(self._ends)
+        for name in _CALLS:
+            if (call := getattr(self._router, name, None)) is not None and name not in self._wrapped:
+                self._wrapped[name] = call
+                setattr(self._router, name, self._counted(call))
+
+    def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Returns a call of the router whose booking ends with the call or with its stream."""
+
+        @wraps(call)
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            if _current.get() is not None:  # a call within a call
+                return await call(*args, **kwargs)
+            of = _Call(self._chooser)
+            token = _current.set(of)
+            try:
+                response = await call(*args, **kwargs)
+            except BaseException as e:
+                of.end(_failure(e))
+                raise
+            finally:
+                _current.reset(token)
+            return _until_end(response, of)
+
+        return counted
 
     def worker_of(self, deployment: Mapping[str, Any]) -> str:
         """The name of a deployment's worker."""
@@ -77,35 +185,31 @@ class KvatlasRouting(CustomRoutingStrategyBase):
                 specific_deployment=specific_deployment)
             if isinstance(deployments, list) and len(deployments) > 1:
                 prompt = _prompt(request if request.get("prompt") else {**request, "messages": messages}, deployments)
-                if chosen := await self._choose(name, request, deployments, prompt):
+                if chosen := await self._choose(name, deployments, prompt):
                     return chosen
         return await type(self._router).async_get_available_deployment(
             self._router, model=model, messages=messages, input=input, specific_deployment=specific_deployment,
             request_kwargs=request)
 
-    async def _choose(self, name: str, request: dict[str, Any], deployments: Sequence[Any],
-                      prompt: dict[str, Any]) -> Any:
-        """The deployment for a request, which has not failed at it before; None without a choice."""
+    async def _choose(self, name: str, deployments: Sequence[Any], prompt: dict[str, Any]) -> Any:
+        """Returns the deployment for a request, one that has not failed before if there is one; None without a choice."""
         if not prompt:
             return None
         by_worker = {self.worker_of(d): d for d in deployments}
-        metadata = request.setdefault("metadata", {})
-        tried = metadata.setdefault(_TRIED, [])
+        call = _current.get()  # None: another call, whose end is unknown
+        if call is not None:
+            call.end(_failure(sys.exc_info()[1]))  # LiteLLM tries again while it handles the error of the try before
+        tried = call.tried if call is not None else []
         selection = await self._chooser.choose(
-            model=name, workers=list(by_worker), **prompt,
+            model=name, workers=list(by_worker), book=call is not None, **prompt,
             excluded_workers=None if set(tried).issuperset(by_worker) else [w for w in by_worker if w in tried] or None)
         if selection is None:
             return None
-        tried.append(selection.worker)
-        if selection.booked:
-            metadata[_KEY] = {"model": name, "request_id": selection.request_id}
-            if (task := asyncio.current_task()) is not None:  # LiteLLM reports no end of a cancelled request
-                task.add_done_callback(partial(self._cancelled, name, selection.request_id))
+        if call is not None:
+            call.tried.append(selection.worker)
+            if selection.booked:
+                call.book(name, selection.request_id)
         return by_worker[selection.worker]
-
-    def _cancelled(self, model: str, request_id: str, task: asyncio.Task[Any]) -> None:
-        if task.cancelled():
-            self._chooser.end(model, request_id)
 
     def get_available_deployment(self, model: str, messages: Any = None, input: Any = None,
                                  specific_deployment: bool | None = False,
@@ -115,8 +219,9 @@ class KvatlasRouting(CustomRoutingStrategyBase):
             request_kwargs=request_kwargs)
 
     async def close(self) -> None:
-        """Ends the client."""
-        litellm.logging_callback_manager.remove_callback_from_list_by_object(litellm.callbacks, self._ends, require_self=False)
+        """Restores the router's calls and closes the client."""
+        for name, call in self._wrapped.items():
+            setattr(self._router, name, call)
         await self._chooser.close()
 
 
@@ -128,21 +233,3 @@ def _failure(error: Any) -> Result | None:
         return "refused"
     return "status" if (getattr(error, "status_code", None) or 0) >= 500 else None
 
-
-class _Ends(CustomLogger):
-    """Receives the ends of requests."""
-
-    def __init__(self, chooser: Chooser) -> None:
-        super().__init__()
-        self._chooser = chooser
-
-    async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        self._end(kwargs, "ok")
-
-    async def async_log_failure_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
-        self._end(kwargs, _failure(kwargs.get("exception")))
-
-    def _end(self, kwargs: Any, result: Result | None) -> None:
-        metadata = (kwargs.get("litellm_params") or {}).get("metadata") or {}
-        if booking := metadata.get(_KEY):
-            self._chooser.end(booking["model"], booking["request_id"], result)

@@ -28,13 +28,13 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
     """Puts the replica first that kvatlas chooses, and two others behind it. Without a choice those two are all."""
 
     def initialize_state(self, urls: str | Sequence[str], model: str, timeout: float = 0.25, book: bool = True,
-                         role: str | None = None, **client: Any) -> None:
-        """What `request_router_kwargs` has: the model as kvatlas knows it; how many seconds a choice may take; whether
-        requests count as load until they end; the role of the deployment's workers, which a deployment of prefill
-        workers needs; and what `AsyncClient` takes besides."""
+                         role: str | None = None, progress: float = 60.0, **client: Any) -> None:
+        """The arguments are `request_router_kwargs`: the model's name in kvatlas, the seconds of a choice, whether
+        requests count as load until they end, the role of the deployment's workers, which a deployment of prefill
+        workers needs, the seconds between reports of progress, and `AsyncClient`'s options."""
         self._model, self._role = model, role
-        self._chooser = Chooser(urls, timeout, book, client)
-        self._booked: dict[str, tuple[str, str]] = {}  # by Ray's id of a request: its booking, and the worker
+        self._chooser = Chooser(urls, timeout, book, client, progress)
+        self._booked: dict[str, tuple[str, ReplicaID]] = {}  # bookings and chosen replicas, by Ray's ids of requests
 
     def worker_of(self, replica: RunningReplica) -> str:
         """The name of a replica's worker."""
@@ -54,17 +54,29 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
                                                    **prompt)
             chosen = by_worker.get(selection.worker) if selection is not None else None
             if selection is not None and selection.booked:
-                self._booked[key] = selection.request_id, selection.worker
+                self._book(pending_request, key, selection.request_id, chosen)
         others = [r for r in candidate_replicas if r is not chosen]
         rest = random.sample(others, min(2, len(others)))
         groups = [[chosen], rest] if chosen is not None else [rest]
         return [group for group in groups if group]
 
+    def _book(self, pending: PendingRequest, key: str, request_id: str, chosen: RunningReplica | None) -> None:
+        """Keeps a booking, unless the request was cancelled during the choice, or is cancelled before it is sent."""
+        if chosen is None or pending.future.done():
+            self._chooser.end(self._model, request_id)
+            return
+        self._booked[key] = request_id, chosen.replica_id
+
+        def routed(future: Any) -> None:
+            if self._booked.get(key, ("",))[0] == request_id and future.cancelled():
+                self._release(key)
+
+        pending.future.add_done_callback(routed)
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """A request that went elsewhere does not count at the worker that was chosen."""
         key = pending_request.metadata.internal_request_id
-        replica = self.curr_replicas.get(replica_id)
-        if replica is not None and self._booked.get(key, ("", ""))[1] != self.worker_of(replica):
+        if key in self._booked and self._booked[key][1] != replica_id:
             self._release(key)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:

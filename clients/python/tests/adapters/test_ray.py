@@ -71,6 +71,20 @@ def test_replicas(world: Any) -> None:
             await under_way("w1", 0)
             r.on_request_completed(replicas[0].replica_id, "elsewhere")
 
+            # Requests that are cancelled after and during the choice.
+            left = request("left", request_token_ids=world["prompt"])
+            await r.choose_replicas(replicas, left)
+            await under_way("w1", 1)
+            left.future.cancel()
+            await under_way("w1", 0)
+            during = request("during", request_token_ids=world["prompt"])
+            choice = asyncio.ensure_future(r.choose_replicas(replicas, during))
+            await asyncio.sleep(0)
+            during.future.cancel()
+            await choice
+            await under_way("w1", 0)
+            assert not r._booked and not r._chooser._running
+
         # Without a choice there are two candidates, of which Ray takes the one with the shorter queue.
         dead = router(world["nobody"], absent=0.01)
         prefill = router(world["http"], role="prefill")  # these workers are aggregated
