@@ -76,7 +76,7 @@ func TestUsersComeAndGo(t *testing.T) {
 					t.Fatal(err)
 				}
 				reloads++
-				server.WaitFor(fmt.Sprintf(`(?s)(has read its configuration again.*){%d}`, reloads))
+				server.WaitFor(fmt.Sprintf(`(?s)(has read the configuration again.*){%d}`, reloads))
 			}
 			works := func(file string) error {
 				o := nats.UserCredentials(file)

@@ -80,7 +80,7 @@ func TestOperator(t *testing.T) {
 	// The dump of all workers, and of a single worker.
 	file := filepath.Join(t.TempDir(), "dump.ndjson")
 	r := harness.Run(t, "indexer", "dump", "--nats", x.NATS)
-	if r.Code != 0 || !regexp.MustCompile(`partition \d: \d+ events of 1 ranks, as of \d+ in its log`).MatchString(
+	if r.Code != 0 || !regexp.MustCompile(`partition \d: \d+ events of 1 ranks, as of \d+ in the log`).MatchString(
 		r.Stderr) ||
 		!strings.Contains(r.Stdout,
 			`{"worker_id":"w1","storage_tier":"device","event":{"event_id":1,"data":{"stored":{"parent_hash":null,`) ||
@@ -218,7 +218,7 @@ func TestForget(t *testing.T) {
 		t.Errorf("the status of an indexer without workers: %+v", r)
 	}
 	if r := harness.Run(t, "indexer", "dump", "--now", "--nats", x.NATS); r.Code != 0 ||
-		!strings.Contains(r.Stderr, "partition 0: 0 events of 0 ranks, as of 0 in its log") ||
+		!strings.Contains(r.Stderr, "partition 0: 0 events of 0 ranks, as of 0 in the log") ||
 		strings.Contains(r.Stderr, "no snapshot") {
 		t.Errorf("the dump of an indexer without workers: %+v", r)
 	}
