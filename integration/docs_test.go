@@ -33,7 +33,7 @@ func TestPagesShowCommandsThatExist(t *testing.T) {
 			if len(words) == 0 || words[0] == "completion" {
 				continue
 			}
-			if !slices.Contains([]string{"auth", "bench", "simulate", "snapshot", "tokenizer", "workers"}, words[0]) {
+			if !slices.Contains([]string{"auth", "bench", "record", "simulate", "snapshot", "tokenizer", "workers"}, words[0]) {
 				words = words[:1] // the following words are arguments
 			}
 			command := name + " " + strings.Join(words, " ")
