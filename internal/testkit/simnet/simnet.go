@@ -15,11 +15,12 @@ type Node struct {
 	Received int           // bytes
 }
 
-func (n *Node) node() *Node { return n }
+// Self returns the place of the embedding state machine.
+func (n *Node) Self() *Node { return n }
 
 // Machine is the state machine of a node. Times are those of the node's clock.
 type Machine[M any] interface {
-	node() *Node // by embedding Node
+	Self() *Node // by embedding Node
 	Origin() uint64
 	Wake() time.Duration // time of the next Step
 	Step(now time.Duration) []M
@@ -66,12 +67,12 @@ func New[N Machine[M], M Message](seed uint64) Network[N, M] {
 
 // Start puts a node in the place of another node, which is dead from then on, or in a new place.
 func (w *Network[N, M]) Start(place int, n N) {
-	if n.node().Place = place; place == len(w.Nodes) {
+	if n.Self().Place = place; place == len(w.Nodes) {
 		w.Nodes = append(w.Nodes, n)
 		return
 	}
-	before := w.Nodes[place].node()
-	before.Dead, n.node().Group = true, before.Group
+	before := w.Nodes[place].Self()
+	before.Dead, n.Self().Group = true, before.Group
 	w.Nodes[place] = n
 }
 
@@ -80,7 +81,7 @@ func (w *Network[N, M]) Run(d time.Duration) {
 	for end := w.Now + d; ; {
 		next := end
 		for _, n := range w.Nodes {
-			next = min(next, n.Wake()-n.node().Skew)
+			next = min(next, n.Wake()-n.Self().Skew)
 		}
 		if len(w.flights) > 0 {
 			next = min(next, w.flights[0].at)
@@ -90,11 +91,11 @@ func (w *Network[N, M]) Run(d time.Duration) {
 			f := heap.Pop(&w.flights).(flight)
 			n := w.Nodes[f.to]
 			w.Received += len(f.data)
-			n.node().Received += len(f.data)
-			n.Receive(w.Now+n.node().Skew, f.data)
+			n.Self().Received += len(f.data)
+			n.Receive(w.Now+n.Self().Skew, f.data)
 		}
 		for _, n := range w.Nodes {
-			if now := w.Now + n.node().Skew; n.Wake() <= now {
+			if now := w.Now + n.Self().Skew; n.Wake() <= now {
 				for _, m := range n.Step(now) {
 					w.publish(n, m)
 				}
@@ -117,7 +118,7 @@ func (w *Network[N, M]) publish(from N, message M) {
 		w.Sent = append(w.Sent, m.Data)
 	}
 	for i, n := range w.Nodes {
-		if n.node().Group != from.node().Group || m.To != 0 && m.To != n.Origin() {
+		if n.Self().Group != from.Self().Group || m.To != 0 && m.To != n.Origin() {
 			continue
 		}
 		copies := 1
@@ -133,7 +134,7 @@ func (w *Network[N, M]) publish(from N, message M) {
 			if len(w.Nodes) > 8 { // fewer steps: each step visits all nodes
 				at = at.Truncate(time.Millisecond) + time.Millisecond
 			}
-			if way := [2]int{from.node().Place, i}; w.Ordered {
+			if way := [2]int{from.Self().Place, i}; w.Ordered {
 				at = max(at, w.last[way])
 				w.last[way] = at
 			}
@@ -146,7 +147,7 @@ func (w *Network[N, M]) publish(from N, message M) {
 func (w *Network[N, M]) Heal() {
 	w.Loss, w.Twice, w.Delay = 0, 0, usualDelay
 	for _, n := range w.Nodes {
-		n.node().Group = 0
+		n.Self().Group = 0
 	}
 	for i := range w.flights {
 		w.flights[i].at = min(w.flights[i].at, w.Now+w.Delay)
