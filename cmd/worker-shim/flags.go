@@ -151,8 +151,8 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 			"time of silence after which the engine is gone, and the blocks in device and host memory are cleared; 0: "+
 				"never. Of --listen without --worker: the time after the end of the connection; 0: 2s"),
 		cli.Var(&s.StopWait, "stop-wait", 5*time.Second,
-			"after SIGTERM, how long to wait for the engine's end and record the end: indexers choose the worker no more. "+
-				"If the engine runs on, the registration stays for the next shim; 0: do not wait. Of pods: always 0",
+			"maximum wait for the engine's exit after SIGTERM. The shim records the exit, and indexers stop choosing the "+
+				"worker. If the engine runs on, the registration stays for the next shim; 0: do not wait. Of pods: always 0",
 			cli.NotNegative[time.Duration]()),
 		cli.Var(&s.LogRepeat, "log-repeat", 10*time.Second,
 			"least time between two log lines about the same trouble"),

@@ -19,7 +19,8 @@ const (
 	// MaxChatTemplate is the largest size of a request's chat template in bytes.
 	MaxChatTemplate = 64 << 10
 
-	// MaxTokens is the largest number of tokens, and of block hashes, in a query.
+	// MaxTokens is the largest number of tokens, and of block hashes, in a query. MaxBody has room for as many
+	// tokens in JSON.
 	MaxTokens = 1 << 20
 )
 
@@ -320,8 +321,8 @@ next:
 	return list, nil
 }
 
-// Overlap has the depths of a rank for a prompt, in blocks. Depths follow each other. Their sum is the length of the
-// prefix that the rank need not compute.
+// Overlap counts the blocks at the beginning of a prompt that a rank holds: first the blocks on the device, then the
+// further blocks in each lower tier. The sum is the length of the prefix that the rank need not compute.
 type Overlap struct {
 	Instance events.WorkerID `json:"instance" msgpack:"instance"`
 	Rank     events.Rank     `json:"rank" msgpack:"rank"`

@@ -39,7 +39,7 @@ func (b *blockSizes) accept(group GroupIndex) {
 // reject notes an event of a main group with blocks of another size, and returns the reason to skip it. want is the
 // decoder's size.
 func (b *blockSizes) reject(e *rawEvent, names []BlockHash, want uint32) Skip {
-	device := e.deviceUnlessSaid() == Device
+	device := e.tierOrDevice() == Device
 	smaller := e.blockSize > 0 && e.blockSize < want
 	switch {
 	case smaller && (slices.Contains(b.right, e.group) || !device && len(b.right) > 0):

@@ -23,8 +23,8 @@ import (
 
 // isBareCopy reports whether the event announces a copy below the device without the extra keys of its blocks' names.
 func (d *Decoder) isBareCopy(e *rawEvent) bool {
-	said := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != msgp.CodeNil
-	return d.engine == VLLM && e.deviceUnlessSaid() != Device && !said
+	hasKeys := e.extraKeys[0] < e.extraKeys[1] && e.data[e.extraKeys[0]] != msgp.CodeNil
+	return d.engine == VLLM && e.tierOrDevice() != Device && !hasKeys
 }
 
 // isStoreCopy reports whether the event announces a copy in a Mooncake store that several workers share. The connector
@@ -40,7 +40,7 @@ func (d *Decoder) chunkOf(e *rawEvent, names int) uint32 {
 	case e.blockSize%d.block != 0:
 		return 0
 	case e.tokenCount == 0 && e.blockSize == 0:
-		return ChunkUnsaid
+		return ChunkSizeUnknown
 	case e.tokenCount == 0:
 		return e.blockSize / d.block
 	case uint64(names)*uint64(e.blockSize) != uint64(e.tokenCount):

@@ -530,7 +530,7 @@ func (d *Decoder) removeMore() {
 func (d *Decoder) removed(e *rawEvent) Skip {
 	if e.longNames > 0 {
 		d.removing = longRemove{names: msgp.Reader{Data: e.data, At: e.namesAt}, left: e.longNames,
-			event: Event{Kind: Removed, Tier: e.deviceUnlessSaid(), Group: e.group}}
+			event: Event{Kind: Removed, Tier: e.tierOrDevice(), Group: e.group}}
 		return notSkipped
 	}
 	if e.badNames {
@@ -542,7 +542,7 @@ func (d *Decoder) removed(e *rawEvent) Skip {
 	}
 	for len(blocks) > 0 {
 		n := min(len(blocks), MaxBlocksPerEvent)
-		d.events = append(d.events, Event{Kind: Removed, Tier: e.deviceUnlessSaid(), Group: e.group,
+		d.events = append(d.events, Event{Kind: Removed, Tier: e.tierOrDevice(), Group: e.group,
 			Blocks: blocks[:n:n]})
 		blocks = blocks[n:]
 	}
@@ -563,7 +563,7 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	// a group without blocks of the prompt: only the group's existence matters
 	case len(blocks) == 0 && e.attention.Bounds():
 		d.events = append(d.events, Event{
-			Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention, Window: e.window,
+			Kind: Stored, Tier: e.tierOrDevice(), Group: e.group, Attention: e.attention, Window: e.window,
 			Drops: e.drops,
 		})
 		return notSkipped
@@ -610,14 +610,14 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			d.counts[skipToken]++
 			blocks = blocks[:n]
 		}
-		if e.attention.Main() && e.deviceUnlessSaid() == Device {
+		if e.attention.Main() && e.tierOrDevice() == Device {
 			d.sizes.accept(e.group)
 		}
 	}
 	d.zero = d.zero || slices.Contains(blocks, 0)
 
 	s := Event{
-		Kind: Stored, Tier: e.deviceUnlessSaid(), Group: e.group, Attention: e.attention,
+		Kind: Stored, Tier: e.tierOrDevice(), Group: e.group, Attention: e.attention,
 		HasParent: e.hasParent, Parent: e.parent, Lookahead: e.ahead, Window: e.window, Drops: e.drops && e.ahead == 0,
 	}
 	if !s.HasParent {

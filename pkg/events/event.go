@@ -77,7 +77,7 @@ type Event struct {
 	// main group: not 0 if the engine does not announce the blocks of the rank's other groups
 	Window uint32
 	// of a stored event below the device: the number of blocks that the engine loads together; 0: not announced;
-	// ChunkUnsaid: the names are of chunks of unknown size
+	// ChunkSizeUnknown: the names are of chunks of unknown size
 	Chunk  uint32
 	Own    bool        // of a stored event with Chunk: its only name may be the connector's own
 	Parent BlockHash   // meaningful if HasParent
@@ -88,8 +88,8 @@ type Event struct {
 // Places reports whether the event determines the places of its blocks, by the parent and the local hashes.
 func (e *Event) Places() bool { return len(e.Locals) > 0 && !e.Own }
 
-// ChunkUnsaid is the Chunk of an event with chunks of unknown size.
-const ChunkUnsaid = 1<<32 - 1
+// ChunkSizeUnknown is the Chunk of an event with chunks of unknown size.
+const ChunkSizeUnknown = 1<<32 - 1
 
 // Batch is the unit of the log: consecutive events of one (worker, rank, incarnation) in one message. NVIDIA Dynamo's
 // term is KvCacheEvents.

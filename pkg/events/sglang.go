@@ -24,7 +24,7 @@ func (d *Decoder) readSGLangExtras(r *msgp.Reader) {
 		}
 		switch string(key) {
 		case "cache_salt":
-			d.raw.salt, d.raw.everySalt = d.readSpaceName(r), true
+			d.raw.salt, d.raw.saltField = d.readSpaceName(r), true
 		case "lora_name":
 			d.raw.lora = d.readSpaceName(r)
 		default:

@@ -218,7 +218,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 		{says: "no names: passed over", events: []any{store(names(), nil, count(1, 8))}, passed: []Skip{skipEmpty}},
 		{says: "a placeholder of an offloading connector has names alone",
 			events: []any{store(names(1, 2), nil, []any{}, pair{"block_size", 0}, pair{"medium", "CPU"})},
-			want:   []Event{{Kind: Stored, Tier: Host, Chunk: ChunkUnsaid, Blocks: []BlockHash{1, 2}}}},
+			want:   []Event{{Kind: Stored, Tier: Host, Chunk: ChunkSizeUnknown, Blocks: []BlockHash{1, 2}}}},
 		{says: "one that describes itself, but for extra keys: its names",
 			events: []any{store(names(1), nil, tokens, pair{"medium", "CPU"})},
 			want: []Event{{Kind: Stored, Tier: Host, Chunk: 1, Own: true, Blocks: one, Locals: locals(t, 4, Space{},

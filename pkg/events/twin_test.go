@@ -114,7 +114,7 @@ func (n *naiveDecoder) copies(e Event, fields map[string]any, size uint64, token
 	names, whole := uint64(len(e.Blocks)), size%n.block == 0
 	switch {
 	case len(tokens) == 0 && size == 0:
-		e.Chunk = ChunkUnsaid
+		e.Chunk = ChunkSizeUnknown
 	case len(tokens) == 0 && whole:
 		e.Chunk = uint32(size / n.block)
 	case len(tokens) == 0:

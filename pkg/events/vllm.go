@@ -133,7 +133,7 @@ type rawEvent struct {
 	loraID     []byte // the adapter's number as text, used without a name
 	badLoRAID  bool
 	salt       []byte
-	everySalt  bool // every event has the salt
+	saltField  bool // the event has the field cache_salt, so salts of earlier events do not count
 	tier       Tier // 0: not announced
 	inStore    bool // the medium has the form of vLLM's MooncakeStoreConnector
 	group      GroupIndex
@@ -153,7 +153,7 @@ type rawEvent struct {
 func (e *rawEvent) pass(reason Skip)       { e.skip = min(e.skip, reason) }
 func (e *rawEvent) passStored(reason Skip) { e.skipStored = min(e.skipStored, reason) }
 
-func (e *rawEvent) deviceUnlessSaid() Tier {
+func (e *rawEvent) tierOrDevice() Tier {
 	if e.tier == 0 {
 		return Device
 	}
@@ -234,7 +234,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 			e.lora = d.readSpaceName(r)
 		}
 	case fieldSalt:
-		e.salt, e.everySalt = d.readSpaceName(r), true
+		e.salt, e.saltField = d.readSpaceName(r), true
 	case fieldExtraKeys:
 		e.extraKeys = skipSpan(r)
 	case fieldLookahead:
@@ -493,12 +493,12 @@ func (d *Decoder) hash(e *rawEvent, blocks []BlockHash) Skip {
 	salted := len(e.salt) > 0
 	if salted {
 		salt = xxh3.HashSeed(e.salt, saltSeed)
-	} else if e.hasParent && !e.everySalt { // the prompt began in an earlier event
+	} else if e.hasParent && !e.saltField { // the prompt began in an earlier event
 		salt, salted = d.salts.lookup(e.parent)
 	}
 	if salted {
 		seed += salt
-		if !e.everySalt {
+		if !e.saltField {
 			d.salts.remember(blocks, salt)
 		}
 	}

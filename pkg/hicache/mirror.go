@@ -49,7 +49,7 @@ type Mirror struct {
 	objects map[[16]byte]media // by the XXH3-128 of the keys; missing objects have no entry
 	session uint64
 	number  uint64    // number of the last batch of the session
-	heard   bool      // number is valid
+	counted bool      // number is valid
 	whole   bool      // objects includes the list
 	full    bool      // the store has too many objects; valid until the next list
 	alive   time.Time // time of the last report that no event is missing
@@ -70,7 +70,7 @@ type listedStore interface {
 // MirrorStats are the counters of a [Mirror].
 type MirrorStats struct {
 	Objects   int    // known or unknown objects, without the missing
-	Whole     bool   // objects outside of the set are missing
+	Whole     bool   // the set lists all objects of the store; other objects do not exist
 	Gaps      uint64 // resets of the set: a gap in the stream, or an unreadable message
 	Overflows uint64 // resets because of the size
 	Lists     uint64 // accepted lists
@@ -138,14 +138,14 @@ func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
 	if msg.Kind == events.StoreBatch {
 		next++
 	}
-	if err != nil || msg.Kind == events.StoreLost || !m.heard || msg.Session != m.session || msg.Number != next {
-		if m.heard {
+	if err != nil || msg.Kind == events.StoreLost || !m.counted || msg.Session != m.session || msg.Number != next {
+		if m.counted {
 			m.stats.Gaps++
 		}
 		m.empty()
-		m.heard, m.session, m.number = err == nil && msg.Kind != events.StoreLost, msg.Session, msg.Number
+		m.counted, m.session, m.number = err == nil && msg.Kind != events.StoreLost, msg.Session, msg.Number
 	}
-	if !m.heard {
+	if !m.counted {
 		return 0, false
 	}
 	m.number = msg.Number
@@ -240,7 +240,7 @@ func (m *Mirror) addListed(epoch uint64, names [][16]byte, last bool) bool {
 
 // trusted reports whether the set is valid.
 func (m *Mirror) trusted() bool {
-	return m.heard && !m.alive.IsZero() && m.cfg.Now().Sub(m.alive) <= m.cfg.Fresh
+	return m.counted && !m.alive.IsZero() && m.cfg.Now().Sub(m.alive) <= m.cfg.Fresh
 }
 
 func (m *Mirror) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {

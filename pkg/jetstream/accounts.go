@@ -109,7 +109,7 @@ func imports(nodes string, g *Grant) []Import {
 	for _, subject := range g.Requests {
 		list = append(list, Import{From: nodes, Subject: subject})
 	}
-	for _, subject := range g.Hears {
+	for _, subject := range g.Imports {
 		list = append(list, Import{From: nodes, Subject: subject, Stream: true})
 	}
 	return list

@@ -36,9 +36,9 @@ type Grant struct {
 	// the server.
 	Requests []string
 
-	// Hears are subjects of the nodes' account to which the user subscribes. The user's account imports them as
+	// Imports are subjects of the nodes' account to which the user subscribes. The user's account imports them as
 	// streams.
-	Hears []string
+	Imports []string
 
 	// Publish and Subscribe are further subjects, within the user's own account.
 	Publish   []string
@@ -58,7 +58,7 @@ func (g *Grant) AllowPublish() []string {
 
 // AllowSubscribe returns the complete subscribe allow list.
 func (g *Grant) AllowSubscribe() []string {
-	return slices.Concat([]string{g.Inbox + ".>"}, g.Hears, g.Subscribe)
+	return slices.Concat([]string{g.Inbox + ".>"}, g.Imports, g.Subscribe)
 }
 
 // NodeGrant is for indexer nodes: the whole namespace, and JetStream in their account. Only nodes are in that account,
@@ -214,10 +214,10 @@ func shimGrant(
 		lease := keySubject(workersBucket(ns), place) // one for each partition: not all keys of the bucket are leases
 		g.Requests = append(g.Requests, lease, directGet+bucketStream(workersBucket(ns))+"."+lease,
 			"$JS.API.STREAM.INFO."+StreamName(ns, p), directGet+StreamName(ns, p)+"."+subjectRoot+ns+".ev."+place)
-		g.Hears = append(g.Hears, ControlSubject(ns, p))
+		g.Imports = append(g.Imports, ControlSubject(ns, p))
 	}
 	control := subjectRoot + ns + ".ctl." + ranks
-	g.Hears = append(g.Hears, control)
+	g.Imports = append(g.Imports, control)
 	// A shim and a second shim of the rank find each other within their account.
 	g.Publish = []string{control, g.Inbox + ".>"}
 	g.Subscribe = []string{answerPrefix(ns) + ranks + ".*", discovery}

@@ -111,10 +111,11 @@ type ReaderConfig struct {
 
 	Traced bool // read Message.Trace
 
-	// Size of a request to the server; default 2000 messages and 8 MiB (at least the largest message). A reader holds
-	// at most three times as much: the delivery, the next messages, and the messages on the way.
-	maxMessages int
+	// MaxBytes limits one fetch from the log, together with maxMessages. Defaults: 8 MiB, at least the largest message,
+	// and 2000 messages. A reader holds at most three times as much: the delivery, the next messages, and the messages on
+	// the way.
 	MaxBytes    int
+	maxMessages int
 }
 
 // Reader reads a partition's stream completely and in order, across restarts and lost connections. Its messages have

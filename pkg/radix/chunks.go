@@ -20,8 +20,8 @@ import (
 func (x *Index) learnLoading(r *rank, e *events.Event, block uint32, byContent bool) {
 	l := r.loading
 	switch {
-	case e.Chunk == events.ChunkUnsaid && l.Told:
-	case e.Chunk == events.ChunkUnsaid: // chunks count from the start of the prompt
+	case e.Chunk == events.ChunkSizeUnknown && l.Told:
+	case e.Chunk == events.ChunkSizeUnknown: // chunks count from the start of the prompt
 		l.Blocks = commonDivisor(l.Blocks, x.depth(block)+1)
 	case !l.Told:
 		l.Blocks, l.Told = e.Chunk, true

@@ -60,7 +60,7 @@ func TestChunks(t *testing.T) {
 	names, locals := numbered[events.BlockHash](1, n), numbered[events.LocalHash](1<<32, n)
 	own := func(i int) events.BlockHash { return names[i] ^ 1 }
 	placeholder := func(i int) events.Event {
-		return events.Event{Kind: events.Stored, Tier: events.Host, Chunk: events.ChunkUnsaid, Blocks: names[i : i+1]}
+		return events.Event{Kind: events.Stored, Tier: events.Host, Chunk: events.ChunkSizeUnknown, Blocks: names[i : i+1]}
 	}
 	described := func(i int) events.Event {
 		return events.Event{Kind: events.Stored, Tier: events.Host, Chunk: 3, Blocks: names[i : i+3]}

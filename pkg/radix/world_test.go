@@ -220,7 +220,7 @@ func (w *world) chunk(m *member, doc int, e *events.Event) {
 	case 0:
 		e.Blocks = []events.BlockHash{w.name(m, doc, end-1)}
 	case 1:
-		e.Blocks, e.Chunk = []events.BlockHash{w.name(m, doc, end-1)}, events.ChunkUnsaid
+		e.Blocks, e.Chunk = []events.BlockHash{w.name(m, doc, end-1)}, events.ChunkSizeUnknown
 	case 2:
 		e.Blocks = w.names(m, doc, begin, end)
 	case 3:

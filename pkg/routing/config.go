@@ -62,9 +62,9 @@ type Config struct {
 	// RouterTrackPrefillTokens: prefill counts as load. Default true.
 	RouterTrackPrefillTokens bool `json:"router_track_prefill_tokens" msgpack:"router_track_prefill_tokens"`
 
-	// ActiveDecodeBlocksThreshold is the share of the capacity above which a candidate is overloaded. The greater number
-	// counts: the blocks that its engine reports as used, or the blocks of requests under way. From 0 to 1. Default nil:
-	// never.
+	// ActiveDecodeBlocksThreshold is the share of the capacity above which a candidate is overloaded. The compared number
+	// is the greater one of the used blocks in the engine's report and the blocks of requests under way. From 0 to 1.
+	// Default nil: never.
 	ActiveDecodeBlocksThreshold *float64 `json:"active_decode_blocks_threshold,omitempty" msgpack:"active_decode_blocks_threshold,omitempty"`
 
 	// ActivePrefillTokensThreshold is the number of tokens of prefill under way above which a candidate is overloaded.
@@ -79,7 +79,7 @@ type Config struct {
 	// nil: always both, at any place.
 	Disaggregation *Disaggregation `json:"disaggregation,omitempty" msgpack:"disaggregation,omitempty"`
 
-	// SessionAffinity has the rules for sessions; the caller applies them. Default nil: a session has no worker.
+	// SessionAffinity has the rules for sessions; the caller applies them. Default nil: no session affinity.
 	SessionAffinity *SessionAffinity `json:"session_affinity,omitempty" msgpack:"session_affinity,omitempty"`
 
 	// Queue has the rules for waiting requests; the caller applies them. Default nil: no request waits.

@@ -100,7 +100,7 @@ func (x *Explanation) affinity(v *View, f Filter, s *Selector, scratch *Scratch)
 
 // SessionAffinity keeps requests of a session on one worker. Names and ranges are Dynamo's.
 type SessionAffinity struct {
-	// TTLSecs is the time to live of a session after its last request. From 1 to 31,536,000.
+	// TTLSecs is the time to live of a session after its last request. From 1 to 31,536,000, without a default.
 	TTLSecs float64 `json:"ttl_secs" msgpack:"ttl_secs"`
 
 	Mode AffinityMode `json:"mode,omitempty" msgpack:"mode,omitempty"` // default soft

@@ -105,7 +105,7 @@ func goldenChunks() *image {
 		Event: events.Event{Kind: events.Stored, Tier: events.Host, HasParent: true, Parent: 776, Chunk: 3, Own: true,
 			Blocks: []events.BlockHash{777}, Locals: []events.LocalHash{1, 2, 3}}},
 		events.Pending{Since: 1763712000008, Event: events.Event{Kind: events.Stored, Tier: events.Disk,
-			Chunk: events.ChunkUnsaid, Blocks: []events.BlockHash{778}}})
+			Chunk: events.ChunkSizeUnknown, Blocks: []events.BlockHash{778}}})
 	return im
 }
 

@@ -18,9 +18,9 @@ const (
 	stateSet        = 5
 )
 
-// Special kinds of a group record: the window of another group, and whether the group drops the last block of the
-// window. Older programs read such a record as a group of an unknown kind. They ignore it, because no engine uses the
-// number.
+// Kinds of a group record from 0xf0 on hold attributes of an earlier group and are no groups. Older programs read such
+// a record as a group of an unknown kind and ignore it, because no engine uses the number. Therefore further kinds are
+// compatible additions.
 const (
 	windowKind      = 0xf0
 	windowKindDrops = 0xf1

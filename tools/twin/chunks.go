@@ -41,8 +41,8 @@ func (r *Rank) learnLoading(e *events.Event, seq events.SeqHash, byContent bool)
 	switch {
 	case e.Chunk == 0:
 		return
-	case e.Chunk == events.ChunkUnsaid && l.Told:
-	case e.Chunk == events.ChunkUnsaid: // the largest size that divides all places
+	case e.Chunk == events.ChunkSizeUnknown && l.Told:
+	case e.Chunk == events.ChunkSizeUnknown: // the largest size that divides all places
 		depth := r.depth(seq)
 		size := depth
 		for l.Blocks > 0 && (l.Blocks%size != 0 || depth%size != 0) {

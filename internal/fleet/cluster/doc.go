@@ -12,7 +12,7 @@
 //
 // A single change does not wait for the next heartbeat: workers of a new model appear in a partition with an announced
 // service. Other nodes would not send queries for the model here. [Machine.MustAnnounce] reports the case. The node
-// then writes the record at once, at most ten times a second, and sends a copy to the rest of the nodes
+// then writes the record at once, at most ten times a second, and sends a copy to all remaining nodes
 // ([Machine.Receive]). A node without the copy reads the record at the next look.
 //
 // A single goroutine owns a machine. The goroutine of a [Member] claims the node's name, writes and reads records, and
@@ -30,8 +30,8 @@
 //
 // A zone is a set of nodes with common failures. The order of nodes is then by the rank of a node in the zone for the
 // partition, and by the hash among nodes of the same rank. So the first owners are in as many zones as possible. A new
-// node still acquires only own partitions: the later nodes of the zone lose at most a rank, and no node passes an
-// earlier node. A node without a zone is a separate zone. If no node has a zone, the order is the order of the hash.
+// node moves no other node to an earlier place, so only the new node acquires partitions. Nodes of its zone with a lower
+// hash move down by a rank. A node without a zone is a separate zone. If no node has a zone, the order is the order of the hash.
 //
 // The rank limits the share of a zone: with R zones or more, a zone has a partition at most once. So nodes of small
 // zones have more partitions than nodes of large zones; TestLoadOfZones has the figures.

@@ -20,10 +20,13 @@ type EtcdConfig struct {
 // their processes, so etcd deletes the keys of ended processes.
 type Etcd struct{ records *etcd.Copy }
 
+// keys is the prefix of Dynamo's keys in etcd.
+const keys = "v1/"
+
 // NewEtcd returns a copy that is empty until [Etcd.Run] runs. It returns the errors of [etcd.New].
 func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
 	records, err := etcd.New(etcd.Config{URLs: cfg.URLs, User: cfg.User, Password: cfg.Password, TLS: cfg.TLS,
-		From: "v1/event_", Behind: "v1/event`"}) // event_channels and event_sources
+		From: keys + "event_", Behind: keys + "event`"}) // all with this prefix: the backquote follows the underscore
 	if err != nil {
 		return nil, err
 	}
@@ -43,9 +46,9 @@ func (e *Etcd) Publishers() (list []Publisher, wrong []error, err error) {
 	var channels, sources []record
 	for key, text := range records {
 		switch r := (record{key, text}); {
-		case strings.HasPrefix(key, "v1/"+channelsKind+"/"):
+		case strings.HasPrefix(key, keys+channelsKind+"/"):
 			channels = append(channels, r)
-		case strings.HasPrefix(key, "v1/"+sourcesKind+"/"):
+		case strings.HasPrefix(key, keys+sourcesKind+"/"):
 			sources = append(sources, r)
 		}
 	}

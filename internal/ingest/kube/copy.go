@@ -65,7 +65,8 @@ type Pod struct {
 // Metadata returns the pod's metadata.
 func (p Pod) Metadata() *Meta { return &p.Meta.Meta }
 
-// Runs reports whether the pod's containers have started and are not about to be stopped.
+// Runs reports whether the pod is in the phase Running, has an address and is not being deleted. Readiness does not
+// count.
 func (p Pod) Runs() bool {
 	return p.Status.Phase == "Running" && p.Status.PodIP != "" && p.Meta.DeletionTimestamp == ""
 }

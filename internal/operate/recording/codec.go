@@ -112,7 +112,8 @@ func appendAll(b []byte, numbers ...uint64) []byte {
 	return b
 }
 
-// Bits of a request's shape: the optional parts, before the flags.
+// Bits of a request's shape: the optional parts, before the flags. A further bit moves the flags, so it needs a new
+// version of the format.
 const (
 	hasSession = 1 << iota
 	hasAdapter

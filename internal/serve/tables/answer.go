@@ -111,7 +111,7 @@ func overlaps(w io.Writer, a *api.Answer, q *api.Query) {
 			rows[i] = append(rows[i], o.Guessed)
 		}
 		if stands {
-			rows[i] = append(rows[i], engineStands(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp},
+			rows[i] = append(rows[i], engineState(&api.WorkerInfo{Engine: o.Engine, CatchingUp: o.CatchingUp},
 				time.Now()))
 		}
 		if addressed {

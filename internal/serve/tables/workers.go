@@ -36,19 +36,19 @@ func leaseLeft(l *api.Lease, now time.Time) string {
 	return left
 }
 
-// engineStands describes the state and the start of a rank's engine.
-func engineStands(w *api.WorkerInfo, now time.Time) string {
-	said := string(w.Engine)
+// engineState returns the state of a rank's engine and, unless it is connected, the time in the state.
+func engineState(w *api.WorkerInfo, now time.Time) string {
+	text := string(w.Engine)
 	switch {
 	case w.Engine == "":
-		said = "-"
+		text = "-"
 	case w.Engine != api.EngineConnected && w.EngineSince != nil:
-		said += " " + max(now.Sub(*w.EngineSince), 0).Round(time.Second).String()
+		text += " " + max(now.Sub(*w.EngineSince), 0).Round(time.Second).String()
 	}
 	if w.CatchingUp {
-		said += ", catching up"
+		text += ", catching up"
 	}
-	return said
+	return text
 }
 
 // Workers prints a line for each rank.
@@ -70,7 +70,7 @@ func Workers(w io.Writer, list *api.WorkerList) {
 		rows[i] = []any{k.Instance, k.Rank, k.Model, k.BlockSize, k.Partition, k.Blocks.Device, k.Blocks.Host,
 			k.Blocks.Disk, k.Blocks.External,
 			max(k.Pending, k.Parked), k.LastEvent, seen, leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now()),
-			engineStands(&k, time.Now()), stateOf(k.Record)}
+			engineState(&k, time.Now()), stateOf(k.Record)}
 	}
 	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
 		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE", "STATE"}, rows)

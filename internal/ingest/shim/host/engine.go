@@ -105,7 +105,7 @@ func (s *Shim) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 		return err
 	}
 	stop := ctx
-	ctx, end := s.linger(stop, log)
+	ctx, end := s.stopContext(stop, log)
 	defer end()
 	all, ctx := errgroup.WithContext(ctx)
 	if s.EngineHTTP != "" {
@@ -179,9 +179,9 @@ func shareFacts(ranks []*Shim) error {
 	return nil
 }
 
-// linger returns a context with an end --stop-wait after stop, which leaves time to record the end of the engine. The
+// stopContext returns a context with an end --stop-wait after stop, which leaves time to record the end of the engine. The
 // context ends at once if stop ends with ErrEngineGone, or when end is called.
-func (s *Shim) linger(stop context.Context, log *slog.Logger) (ctx context.Context, end context.CancelFunc) {
+func (s *Shim) stopContext(stop context.Context, log *slog.Logger) (ctx context.Context, end context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stop))
 	forget := context.AfterFunc(stop, func() {
 		if errors.Is(context.Cause(stop), ErrEngineGone) {
