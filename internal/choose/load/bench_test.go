@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// busy is a table of 256 ranks with 10,000 requests of 512 blocks; half of them begin with one of eight prefixes of 64
-// blocks.
+// busy returns a table of 256 ranks with 10,000 requests of 512 blocks, and the prompts of the first 1,000 requests.
+// Half of the prompts begin with a prefix of 64 blocks. There are eight prefixes.
 func busy(tb testing.TB) (*Table, [][]events.SeqHash) {
 	r := rand.New(rand.NewPCG(1, 2))
 	table := NewTable(1, Limits{})
@@ -46,7 +46,8 @@ func BenchmarkLoads(b *testing.B) {
 	}
 }
 
-// BenchmarkLoadsOfLadder has each of 256 ranks end at another block of one prompt: the most that a query can cost.
+// BenchmarkLoadsOfLadder books prefixes of a single prompt, with a different length for each of 256 ranks. The query is
+// the most expensive possible query.
 func BenchmarkLoadsOfLadder(b *testing.B) {
 	table := NewTable(1, Limits{})
 	seq := make([]events.SeqHash, 512)
@@ -98,7 +99,8 @@ func BenchmarkOutputBlock(b *testing.B) {
 	}
 }
 
-// BenchmarkLock compares locks around a table of which all read, and each eighth books and frees too.
+// BenchmarkLock compares locks around a table. All goroutines read the table. Every eighth iteration also books and
+// frees a request.
 func BenchmarkLock(b *testing.B) {
 	var rw sync.RWMutex
 	var mu sync.Mutex
@@ -130,7 +132,7 @@ func BenchmarkLock(b *testing.B) {
 	}
 }
 
-// pair is two replicas that know each other.
+// pair returns two connected replicas.
 func pair(tb testing.TB) (a, b *Replica) {
 	a, b = NewReplica(0, ReplicaConfig{Origin: 1}), NewReplica(0, ReplicaConfig{Origin: 2})
 	a.Alone()
@@ -140,7 +142,7 @@ func pair(tb testing.TB) (a, b *Replica) {
 	return a, b
 }
 
-// give has a replica receive messages now.
+// give delivers messages to a replica and returns the number of bytes.
 func give(list []shared.Message, to *Replica) (bytes int) {
 	for _, m := range list {
 		bytes += len(m.Data)
@@ -149,7 +151,8 @@ func give(list []shared.Message, to *Replica) (bytes int) {
 	return bytes
 }
 
-// BenchmarkReplicate books and frees on one node and sends that to the other: per request, on both together.
+// BenchmarkReplicate books and frees requests on a node and sends the changes to a second node. The time is per
+// request, for both nodes together.
 func BenchmarkReplicate(b *testing.B) {
 	_, queries := busy(b)
 	from, to := pair(b)

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Check verifies the invariants, by computing everything again from the records.
+// Check recomputes the table from the records and verifies the invariants.
 func (t *Table) Check() error {
 	var sum Digest
 	blocks, owned := 0, map[*node]map[uint32][]uint64{}
@@ -13,7 +13,7 @@ func (t *Table) Check() error {
 	loads := make([]Load, len(t.rows))
 	for i, r := range t.rows {
 		if r.index != i || t.places[r.id] != int32(i) || t.byRank[r.key] != r || t.loads[i].Rank != r.key {
-			return fmt.Errorf("row %d of %v says that it is row %d", i, r.key, r.index)
+			return fmt.Errorf("row %d of %v has the index %d", i, r.key, r.index)
 		}
 		loads[i].Rank = r.key
 	}
@@ -32,7 +32,7 @@ func (t *Table) Check() error {
 		byID[r.id]++
 		blocks += r.blocks()
 		if t.digestOf(r) != r.digest {
-			return fmt.Errorf("the digest of %v is old", key)
+			return fmt.Errorf("the digest of %v is outdated", key)
 		}
 		sum.add(r, r.digest)
 		if uint64(r.mark.after) > r.outputs() {
@@ -100,7 +100,7 @@ func (t *Table) Check() error {
 		return err
 	}
 	if nodes != len(owned) {
-		return fmt.Errorf("%d nodes, requests have %d", nodes, len(owned))
+		return fmt.Errorf("%d nodes, want %d", nodes, len(owned))
 	}
 	for i, r := range t.rows {
 		if weights[r] != r.weight {
@@ -119,7 +119,7 @@ func (t *Table) Check() error {
 			}
 		}
 		if _, rivals := t.rivals[id]; n != byID[id] || rivals != (n > 1) {
-			return fmt.Errorf("id %q has %d records, want %d; they are rivals: %v", id, n, byID[id], rivals)
+			return fmt.Errorf("id %q has %d records, want %d; in rivals: %v", id, n, byID[id], rivals)
 		}
 	}
 	if len(t.ids) != len(byID) || blocks != t.blocks || sum != t.sum {

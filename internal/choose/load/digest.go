@@ -4,7 +4,7 @@ import "github.com/zeebo/xxh3"
 
 // Digest summarizes the requests of a table and their states. Equal digests mean equal loads.
 type Digest struct {
-	Requests      int    // under way, or with a taken id
+	Requests      int    // under way, or with an id in use
 	PrefillTokens int64  // to be prefilled
 	Outputs       uint64 // output blocks
 	Hash          uint64 // the sum of the hashes of all requests' keys and states
@@ -38,7 +38,7 @@ func (t *Table) digestOf(r *record) uint64 {
 	return hashState(t.scratch, r.key)
 }
 
-// hashState hashes a key and an encoded state. The constant fields of a record follow from its key.
+// hashState hashes a key and an encoded state. The key determines the constant fields of a record.
 func hashState(encoded []byte, k Key) uint64 {
 	return xxh3.HashSeed(encoded, k.Owner^k.Seq*0x9E3779B97F4A7C15)
 }

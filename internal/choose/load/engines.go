@@ -18,9 +18,9 @@ const (
 	maxEngines = 1 << 17
 )
 
-// Engines holds the last fresh report of each rank about the usage of its engine. The used memory excludes ranks from a
-// choice. The requests count as load, as far as they are not booked: see [Others]. Each number has its own age, since
-// engines and routers report different numbers. Reports may arrive late, twice or out of order; the newest counts.
+// Engines holds the last fresh report of each rank about the engine's usage. The used memory excludes ranks from a
+// choice. Requests without a booking count as load: see [Others]. Each number has a separate age, because engines and
+// routers report different numbers. Reports may arrive late, twice or out of order; the newest counts.
 //
 // Engines is safe for concurrent use. All times count from the same moment.
 type Engines struct {
@@ -44,7 +44,7 @@ type engineRow struct {
 	source                          string // of the last report
 }
 
-// fields returns the numbers of a row, with their places in a report.
+// fields pairs the numbers of a row with the fields of a report.
 func (r *engineRow) fields(l *events.EngineLoad) [7]engineField {
 	return [...]engineField{{&r.used, &l.UsedBlocks}, {&r.total, &l.TotalBlocks}, {&r.decode, &l.DecodeBlocks},
 		{&r.prefill, &l.PrefillTokens}, {&r.running, &l.Running}, {&r.waiting, &l.Waiting},
@@ -72,7 +72,7 @@ func (s *reported) fresh(now time.Duration) bool { return s.known && now-s.at < 
 
 // EngineUse is the fresh part of a rank's reports. The zero value means no reports.
 type EngineUse struct {
-	HasUsed       bool   // UsedBlocks is known, from the engine or else from a router
+	HasUsed       bool   // the engine, or else a router, has reported UsedBlocks
 	UsedBlocks    uint64 // in device memory
 	TotalBlocks   uint64 // the capacity; 0: unknown
 	PrefillTokens uint64 // under way, as reported by a router; 0: none, or unknown
@@ -102,8 +102,8 @@ func (u *EngineUse) Report() *routing.EngineReport {
 // NewEngines returns a table without reports.
 func NewEngines() *Engines { return &Engines{rows: map[events.RankKey]*engineRow{}} }
 
-// Take adds reports, each with its own age. booked returns the load of a rank by bookings; nil: the load of others is
-// not estimated from these reports.
+// Take adds reports, each with its own age. booked returns the load of a rank by bookings. If booked is nil, Take does
+// not estimate the load without a booking from the reports.
 func (e *Engines) Take(now time.Duration, loads []events.EngineLoad, booked func(events.RankKey) Load) {
 	own := make([]Load, len(loads)) // booked must not be called under the lock
 	for i := range loads {
@@ -197,8 +197,8 @@ func (e *Engines) Read(now time.Duration, read func(use func(events.RankKey) Eng
 	})
 }
 
-// List returns the fresh numbers, by worker and rank. Numbers of different ages are separate reports, so a table that
-// takes the list equals this one.
+// List returns the fresh numbers, by worker and rank. Numbers of different ages are separate reports, so Take rebuilds
+// an equal table from the list.
 func (e *Engines) List(now time.Duration) []events.EngineLoad {
 	e.mu.RLock()
 	defer e.mu.RUnlock()

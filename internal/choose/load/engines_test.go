@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// engineTwin keeps every report for ever, and looks through all of them.
+// engineTwin keeps every report and searches all reports for each answer.
 type engineTwin []struct {
 	load events.EngineLoad
 	at   time.Duration
@@ -51,8 +51,8 @@ func (t engineTwin) use(now time.Duration, key events.RankKey) (u EngineUse) {
 	return u
 }
 
-// TestEngines has reports come in any order and age, and compares with the twin; a table that takes the list of
-// another is as that one.
+// TestEngines adds reports of random age in random order, and compares the answers with the twin. The test also builds
+// a second table from the list, and expects equal answers.
 func TestEngines(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 5))
@@ -101,7 +101,8 @@ func TestEngines(t *testing.T) {
 	}
 }
 
-// TestEnginesAreBounded has reports of too many ranks: those after the bound are refused, until others have expired.
+// TestEnginesAreBounded adds reports of too many ranks. The table refuses reports beyond the limit until earlier
+// reports have expired.
 func TestEnginesAreBounded(t *testing.T) {
 	e, used := NewEngines(), uint64(1)
 	loads := make([]events.EngineLoad, maxEngines+2)

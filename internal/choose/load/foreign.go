@@ -8,14 +8,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// foreign keeps the requests sent to workers by routers of another make (NVIDIA Dynamo), as published by these routers.
-// Every node receives every message, so these tables are not replicated. A new node has only the requests published
-// since its start.
+// foreign keeps the requests that routers of another make (NVIDIA Dynamo) have sent to workers and published. Every
+// node receives every message, so the tables are not replicated. A new node has only the requests published since its
+// start.
 //
-// foreign skips a request booked by this service under the same id, and removes one whose booking comes later: such a
-// router may publish requests for which kvatlas chose the worker.
+// foreign skips a request if the service has booked the same id. If the booking comes later, foreign removes the
+// request. The reason: a router may publish requests for which kvatlas chose the worker.
 //
-// It is safe for concurrent use. The lock of [Service] precedes its lock.
+// foreign is safe for concurrent use. The lock of [Service] precedes the lock of foreign.
 type foreign struct {
 	mu     sync.RWMutex
 	limits Limits
@@ -42,7 +42,7 @@ type ForeignCounts struct {
 const foreignSlots = 4
 
 // Ids of a table of foreign requests consist of a kind, a slot, and the router's id. Old releases of Dynamo publish
-// prefill tokens separately from the request, so these have their own entry.
+// prefill tokens separately from the request, so the table has a separate entry for prefill tokens.
 const (
 	sequenceEntry = 's'
 	prefillEntry  = 'p'
@@ -56,7 +56,7 @@ func newForeign(limits Limits, most int) *foreign {
 	return &foreign{limits: limits, most: most, tables: map[Model]*Table{}}
 }
 
-// find returns the id of a rank's entry; without an entry, the first free id, or "" if all are taken.
+// find returns the id of a rank's entry. Without an entry, find returns the first free id, or "" if all ids are in use.
 func (f *foreign) find(t *Table, kind byte, id string, key events.RankKey) (entry string, found bool) {
 	for slot := range foreignSlots {
 		name := foreignID(kind, slot, id)
@@ -107,7 +107,7 @@ func (f *foreign) apply(now time.Duration, model Model, r *events.RouterRequest,
 		f.book(now, t, Booking{ID: entry, Rank: r.Key, Hashes: r.Blocks, PrefillTokens: int64(r.PrefillTokens)})
 	case events.RequestPrefilling:
 		if known && t.ids[entry].tokens > 0 {
-			f.counts.Duplicate++ // its tokens came with the request
+			f.counts.Duplicate++ // the request came with tokens
 			return
 		}
 		if prefilling {
@@ -150,7 +150,7 @@ func (f *foreign) book(now time.Duration, t *Table, b Booking) {
 	f.counts.Added++
 }
 
-// expire drops expired requests, and once a second the rows of ranks without requests for the same time.
+// expire drops expired requests. Once a second, expire also drops the rows of ranks without requests for Limits.Expiry.
 func (f *foreign) expire(now time.Duration, t *Table) {
 	before := t.Counts.Expired
 	t.expire(now)
@@ -166,7 +166,7 @@ func (f *foreign) expire(now time.Duration, t *Table) {
 	}
 }
 
-// dropEmpty drops a table without requests, and reports whether there was one.
+// dropEmpty drops a table without requests. It returns false if all tables have requests.
 func (f *foreign) dropEmpty() bool {
 	for model, t := range f.tables {
 		if t.Len() == 0 {
@@ -255,7 +255,7 @@ func (f *foreign) status(now time.Duration) ForeignCounts {
 }
 
 // ReportForeign applies changes of requests that routers of another make sent to workers of a model. Every node
-// receives all changes and applies them on its own.
+// receives and applies all changes.
 func (s *Service) ReportForeign(model Model, changes []events.RouterRequest) {
 	now := time.Since(s.started)
 	s.Mu.RLock()

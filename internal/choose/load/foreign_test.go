@@ -10,7 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// foreignNow is how a table of foreign requests stands, as text: tokens, blocks and requests of each rank that has any.
+// foreignNow formats a table of foreign requests as text: the tokens, blocks and requests of each rank with requests.
 func foreignNow(f *foreign, now time.Duration, model Model) string {
 	var rows []string
 	f.read(now, model, func(t *Table) {
@@ -24,7 +24,7 @@ func foreignNow(f *foreign, now time.Duration, model Model) string {
 	return strings.Join(rows, "; ")
 }
 
-// TestForeignRequests follows requests from their begin to their end, in the forms that routers of each release use.
+// TestForeignRequests follows requests from beginning to end, in the message formats of all router releases.
 func TestForeignRequests(t *testing.T) {
 	m, f := Model{Name: "m"}, newForeign(Limits{Requests: 3, Expiry: time.Minute}, 1)
 	a, b := events.RankKey{Instance: "a"}, events.RankKey{Instance: "b", Rank: 1}
@@ -61,7 +61,7 @@ func TestForeignRequests(t *testing.T) {
 	step("b/1: 4 tokens, 1 blocks, 1 requests", false, is("r", a, events.RequestFreed))
 	step("", false, is("r", b, events.RequestFreed), is("r", b, events.RequestFreed), is("r", b, events.RequestPrefilled))
 
-	// Old releases publish the tokens apart.
+	// Old releases publish the tokens separately.
 	step("a/0: 5 tokens, 1 blocks, 2 requests", false, add("s", a, 0, 3), prefill("s", a, 8), prefill("s", a, 5))
 	step("a/0: 0 tokens, 1 blocks, 1 requests", false, is("s", a, events.RequestPrefilled))
 	step("", false, is("s", a, events.RequestFreed))
@@ -69,13 +69,13 @@ func TestForeignRequests(t *testing.T) {
 	step("a/0: 6 tokens, 1 blocks, 1 requests", false, add("s", a, 6, 3))
 	step("", false, is("s", a, events.RequestFreed))
 
-	// Requests that were booked here, before or after, count there alone.
+	// Requests booked by this service do not count as foreign. The booking may come before or after.
 	step("", true, add("o", a, 9, 1))
 	step("a/0: 9 tokens, 1 blocks, 1 requests", false, add("p", a, 9, 1))
 	f.own(now, m, "p")
 	step("", false)
 
-	// Limits, and what is never freed.
+	// Limits, and requests that are never freed.
 	step("a/0: 0 tokens, 3 blocks, 3 requests", false, add("1", a, 0, 1), add("2", a, 0, 2), add("3", a, 0, 3),
 		add("4", a, 0, 4), add(strings.Repeat("x", 2000), b, 0), is("1", a, "later"))
 	now = 59 * time.Second

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// put merges a booking of another node, or a later state of it. It returns false if the request has ended.
+// put merges a booking of another node, or a later state of the booking. It returns false if the request has ended.
 func (t *Table) put(now time.Duration, e *event) bool {
 	left := min(e.left, t.limits.Expiry)
 	if r := t.records[e.key]; r != nil {
@@ -23,7 +23,7 @@ func (t *Table) put(now time.Duration, e *event) bool {
 		if r.key.Owner != e.key.Owner {
 			continue
 		}
-		// A node uses an id again only after the end of its earlier request.
+		// A node uses an id again only after the end of the earlier request.
 		t.Counts.Superseded++
 		if r.key.Seq > e.key.Seq {
 			return false
@@ -48,8 +48,8 @@ func (t *Table) drop(now time.Duration, key Key) {
 	}
 }
 
-// resolve ends requests that share their id with a request of a lesser key for at least grace: the end of the other
-// request may be under way. Only the writer of a request ends it.
+// resolve ends requests that have shared an id with a request of a lesser key for at least grace. During grace, the end
+// of the request with the lesser key may arrive. Only the writer of a request ends it.
 func (t *Table) resolve(now, grace time.Duration, writes func(Key) bool) {
 	var due []string
 	for id, since := range t.rivals {

@@ -6,11 +6,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// othersLife is the time for which the estimated load of others counts.
+// othersLife is the time for which an estimated load without a booking counts.
 const othersLife = 10 * time.Second
 
-// Others is the load of requests without a booking. An engine reports all requests, so the others are the excess over
-// the booked and foreign requests.
+// Others is the load of requests without a booking. An engine reports all requests. The excess over the booked and
+// foreign requests is the load without a booking.
 type Others struct {
 	Requests      uint64 // running and waiting
 	Waiting       uint64 // of Requests
@@ -24,7 +24,8 @@ func (o Others) least(p Others) Others {
 		min(o.PrefillTokens, p.PrefillTokens)}
 }
 
-// othersOf returns the others of a report. own has the booked and foreign requests at its arrival.
+// othersOf returns the load without a booking in a report. own has the booked and foreign requests at the arrival of
+// the report.
 func othersOf(l *events.EngineLoad, own Load) (o Others) {
 	excess := func(all *uint64, own int64) uint64 {
 		if all == nil {
@@ -45,8 +46,8 @@ func othersOf(l *events.EngineLoad, own Load) (o Others) {
 	return o
 }
 
-// others has the estimates of the two latest reports of a rank. The smaller one counts, because the beginning and the
-// end of a booked request reach the engine and this service at different moments.
+// others has the estimates of the two latest reports of a rank. The smaller estimate counts, because the beginning
+// and the end of a booked request reach the engine and the service at different moments.
 type others struct {
 	last, before Others
 	at, atBefore time.Duration

@@ -8,8 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestOthers: requests and blocks that the engine reports and nobody has booked are the load of others. The smaller of
-// the two latest estimates counts, and an old one does not.
+// TestOthers estimates the load without a booking: the requests and blocks of the engine's report, minus the bookings.
+// The smaller of the two latest estimates counts. An expired estimate does not count.
 func TestOthers(t *testing.T) {
 	key := events.RankKey{Instance: "w", Rank: 1}
 	s := New(Config{})
@@ -19,7 +19,7 @@ func TestOthers(t *testing.T) {
 		for i := range b.Hashes {
 			b.Hashes[i] = events.SeqHash(i + 1)
 		}
-		if err := s.Book(context.Background(), Model{Name: id}, b); err != nil { // each of another model
+		if err := s.Book(context.Background(), Model{Name: id}, b); err != nil { // a separate model per booking
 			t.Fatal(err)
 		}
 	}
@@ -44,9 +44,9 @@ func TestOthers(t *testing.T) {
 		Blocks: []events.SeqHash{1, 2, 3, 4, 5}, PrefillTokens: 50}})
 	report(3, 2, 30, 400)
 	if u, want := use(), (Others{Requests: 3, Waiting: 0, Blocks: 15, PrefillTokens: 250}); u.Others != want {
-		t.Errorf("with the request of another router: %+v, want %+v", u.Others, want)
+		t.Errorf("with a foreign request: %+v, want %+v", u.Others, want)
 	}
-	book("c", 100, 1000) // the engine has not counted it yet
+	book("c", 100, 1000) // the engine has not counted the request yet
 	report(3, 2, 30, 400)
 	book("d", 1, 1)
 	report(20, 9, 500, 9000)
@@ -65,7 +65,7 @@ func TestOthers(t *testing.T) {
 	if u := use(); u.Others != (Others{}) || !u.HasRequests {
 		t.Errorf("after its end: %+v", u)
 	}
-	report(4, 0, 0, 0) // all are booked or foreign
+	report(4, 0, 0, 0) // all requests are booked or foreign
 	if u := use(); u.Others != (Others{}) {
 		t.Errorf("only own requests: %+v", u.Others)
 	}

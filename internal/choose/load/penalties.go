@@ -12,12 +12,12 @@ import (
 
 const (
 	// firstPenalty is the penalty after a failure. The penalty doubles with every failure after the end of the last
-	// penalty, up to longestPenalty. Failures during a penalty are of earlier requests and do not
-	// prolong the penalty.
+	// penalty, up to longestPenalty. Failures during a penalty are of earlier requests and do not prolong the
+	// penalty.
 	firstPenalty   = time.Second
 	longestPenalty = 10 * time.Second
 
-	// penaltyMemory is the time after a penalty in which a failure doubles it.
+	// penaltyMemory is the time after a penalty in which a failure doubles the penalty.
 	penaltyMemory = time.Minute
 
 	maxPenalties = 1 << 16 // workers
@@ -34,7 +34,7 @@ type Penalties struct {
 	counts  map[api.Result]uint64
 }
 
-// failing is a worker with failures since its last success.
+// failing is a worker with failures since the last success.
 type failing struct {
 	failures uint64
 	last     time.Duration // of the last failure
@@ -94,15 +94,15 @@ func (p *Penalties) take(at time.Duration, r *api.WorkerResult) {
 // Any reports whether a worker has a failure since its last success.
 func (p *Penalties) Any() bool { return p.known.Load() > 0 }
 
-// Failing reports whether the worker has a failure since its last success.
+// Failing reports whether the worker has a failure since the last success.
 func (p *Penalties) Failing(worker events.WorkerID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.workers[worker] != nil
 }
 
-// Read calls read with a function that returns the penalty of a worker, or nil. It does not call read without failures.
-// The function is invalid afterwards.
+// Read calls read with a function that returns the penalty of a worker, or nil. The function is invalid afterwards.
+// Without failures, Read does not call read.
 func (p *Penalties) Read(now time.Duration, read func(of func(events.WorkerID) *routing.Penalty)) {
 	if !p.Any() {
 		return

@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// TestPenaltiesEnd: a penalty ends with its time, and with a success after the last failure. Only failures after the
-// end of a penalty double it.
+// TestPenaltiesEnd plays failures and successes of a worker. A penalty ends after a time, or at a success after the
+// last failure. Only a failure after the end of a penalty doubles the penalty.
 func TestPenaltiesEnd(t *testing.T) {
 	p := NewPenalties()
 	penalty := func(now time.Duration) (text string) {
@@ -34,7 +34,7 @@ func TestPenaltiesEnd(t *testing.T) {
 		{1000, api.ResultRefused, 0, "1 refused 1"},
 		{1500, api.ResultTimeout, 0, "2 timeout 0.5"}, // under way at the failure
 		{1999, "", 0, "2 timeout 0.001"},
-		{2000, "", 0, ""}, // its time is over
+		{2000, "", 0, ""}, // the penalty is over
 		{2100, api.ResultStatus, 0, "3 status 2"},
 		{3000, api.ResultOK, 2000, "3 status 1.1"}, // before the failure
 		{3100, api.ResultOK, 0, ""},                // ended by the success
@@ -44,7 +44,7 @@ func TestPenaltiesEnd(t *testing.T) {
 		{12_000, api.ResultBroken, 0, "4 broken 8"},
 		{21_000, api.ResultBroken, 0, "5 broken 10"},
 		{32_000, api.ResultBroken, 0, "6 broken 10"},
-		{102_000, api.ResultOK, 90_000, ""}, // the failures are forgotten
+		{102_000, api.ResultOK, 90_000, ""}, // the failures have expired
 		{102_100, api.ResultBroken, 0, "1 broken 1"},
 	} {
 		if step.result != "" {

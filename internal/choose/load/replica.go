@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Model identifies a table by a model's name and a routing group, each of at most 255 bytes. The default group is
-// empty.
+// Model identifies a table by a model's name and a routing group. The name and the group have at most 255 bytes. The
+// default group is empty.
 type Model struct{ Name, Group string }
 
 // usualModels is the default limit of tables.
@@ -19,15 +19,15 @@ const usualModels = 256
 
 // ReplicaConfig configures a [Replica].
 type ReplicaConfig struct {
-	Origin uint64 // of this session of this node: random, not 0
+	Origin uint64 // of the node's session: random, not 0
 	Limits Limits
 	Models int // the limit of tables made by bookings of this node; 0: 256
 
-	// Watch receives every request of all nodes; nil: not called. It must not call the replica.
+	// Watch receives every request of all nodes; nil: not called. Watch must not call the replica.
 	Watch func(Model, *Request)
 
-	// Past yields the remembered ended requests with their ages, the latest first. A starting node receives up to 16
-	// MiB of them through Recall. nil: none.
+	// Past yields the stored ended requests with ages, the latest first. A starting node receives up to 16 MiB of ended
+	// requests through Recall. nil: none.
 	Past   func(of Model, yield func(*Request) bool)
 	Recall func(Model, *Request)
 
@@ -35,13 +35,14 @@ type ReplicaConfig struct {
 }
 
 const (
-	rivalGrace = 500 * time.Millisecond // the wait for the end of one of two requests with the same id
+	rivalGrace = 500 * time.Millisecond // the wait before the end of a request with a duplicate id
 	agePeriod  = 500 * time.Millisecond // the interval of the checks for expired requests
-	maxEntries = 2 * MaxRequests        // of other nodes, in all tables
+	maxEntries = 2 * MaxRequests        // of remote nodes, in all tables
 )
 
-// Replica keeps the same tables on every node. [shared.Machine] defines the protocol, and each request under way is one
-// of its entries. Only one goroutine at a time may use a replica. Several may read a [Table] while none changes it.
+// Replica keeps the same tables on every node. [shared.Machine] defines the protocol. Each request under way is an
+// entry of the machine. Only a single goroutine at a time may use a replica. Several goroutines may read a [Table]
+// while no goroutine changes the table.
 type Replica struct {
 	*shared.Machine[event]
 
@@ -53,15 +54,15 @@ type Replica struct {
 	now     time.Duration
 }
 
-// modelTable is the table of one model.
+// modelTable is the table of a model.
 type modelTable struct {
 	Model
 	table *Table
 	used  time.Duration // the time of the last change by any node
 }
 
-// NewReplica returns a replica without requests. It becomes ready with another node's tables, or if there is no other
-// node.
+// NewReplica returns a replica without requests. The replica becomes ready with another node's tables, or if there is
+// no other node.
 func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	if cfg.Models <= 0 {
 		cfg.Models = usualModels
@@ -77,13 +78,13 @@ func NewReplica(now time.Duration, cfg ReplicaConfig) *Replica {
 	return r
 }
 
-// Begin starts the reception of other nodes' messages.
+// Begin starts the reception of messages from remote nodes.
 func (r *Replica) Begin(now time.Duration) {
 	r.Machine.Begin(now)
 	r.nextAge = now
 }
 
-// Len returns the number of requests under way or with a taken id.
+// Len returns the number of requests under way or with an id in use.
 func (r *Replica) Len() int { return len(r.places) }
 
 // Models lists the models with tables, in order of creation.
@@ -103,7 +104,7 @@ func (r *Replica) Table(model Model) *Table {
 	return nil
 }
 
-// model returns a model's table, and creates it if needed.
+// model returns a model's table, and creates a missing table.
 func (r *Replica) model(model Model) *modelTable {
 	m := r.byName[model]
 	if m == nil {
@@ -120,7 +121,7 @@ func (r *Replica) model(model Model) *modelTable {
 	return m
 }
 
-// changed passes a change of this node to the machine.
+// changed passes a local change to the machine.
 func (r *Replica) changed(m *modelTable, kind change, rec *record) {
 	m.used = r.now
 	switch kind {
@@ -175,7 +176,7 @@ func (r *Replica) End(now time.Duration, k Key) {
 	}
 }
 
-// Book is [Table.Book]. [ErrFull] may also mean that there are too many models.
+// Book is [Table.Book]. [ErrFull] may also mean too many models.
 func (r *Replica) Book(now time.Duration, model Model, b Booking) error {
 	r.now = now
 	if len(model.Name) > maxName || len(model.Group) > maxName {

@@ -12,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestReplicas lets nodes work while messages are lost, late, twice and out of order, nodes are cut off from each other
-// and restarted, and models are not used for so long that their tables are dropped. Two seconds after that has ended
-// all tables are equal, and what was said; and when all has expired they are empty.
+// TestReplicas runs random operations with faults. The network loses, delays, duplicates and reorders messages. Nodes
+// are disconnected and restarted. Models stay idle until the nodes drop the tables. Two seconds after the faults, all
+// tables are equal and agree with the recorded changes. After the expiry of all requests, all tables are empty.
 func TestReplicas(t *testing.T) {
 	var tables Counts
 	var replicas shared.Counts
@@ -27,11 +27,11 @@ func TestReplicas(t *testing.T) {
 	t.Logf("%+v", replicas)
 	if *rounds >= 100 && (tables.Rivals == 0 || tables.Superseded == 0 || tables.Expired == 0 ||
 		tables.Gone == 0 || tables.Conflicts == 0 || replicas.Healed == 0 || replicas.Pushed == 0) {
-		t.Error("some of what should happen did not")
+		t.Error("the histories did not cover all kinds of events")
 	}
 }
 
-// history plays one random history.
+// history plays a random history.
 func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 	r := rand.New(rand.NewPCG(seed, 3))
 	expiry := []time.Duration{8 * time.Second, 8 * time.Second, 300 * time.Second}[r.IntN(3)]
@@ -56,9 +56,9 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 			w.start(r.IntN(len(w.Nodes)))
 		case 5:
 			w.Heal()
-		case 6: // some models are not used for long
+		case 6: // some models are idle for a long time
 			w.models, pace = testModels[r.IntN(2):][:1], 20*time.Millisecond
-		case 7: // none is
+		case 7: // all models are idle
 			w.Run(time.Duration(r.IntN(3)) * expiry)
 		}
 		for range r.IntN(80) {
@@ -68,7 +68,7 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 		w.models = testModels
 	}
 	w.Heal()
-	w.Run(3 * time.Second) // one more for two requests with one id, of which a node that died has booked one
+	w.Run(3 * time.Second) // two seconds, and a third to resolve a duplicate id of a dead node
 	// A booking of a dead node lives longer on other nodes, by the transit time of the booking.
 	late = 4*late + 3*time.Second
 	if err := w.check(late); err != nil {
@@ -104,18 +104,18 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 	return nil
 }
 
-// TestEventsSuffice has no faults: all tables are equal a few milliseconds after each operation.
+// TestEventsSuffice runs without faults. All tables are equal a few milliseconds after each operation.
 func TestEventsSuffice(t *testing.T) {
 	w := quiet(t, 4)
 	w.Delay = 1 // messages of a node keep their order
 	for range 1000 {
 		w.op()
-		w.Run(10 * time.Millisecond) // to the writer, and from there to the others
+		w.Run(10 * time.Millisecond) // to the writer, and from the writer to all nodes
 		if err := w.check(0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, n := range w.Nodes { // a digest may be older than events on their way
+	for _, n := range w.Nodes { // a digest may be older than events in transit
 		if n.Machine.Counts.Exchanges > 20 || n.Machine.Counts.Pushed > 20 {
 			t.Errorf("node %d: %+v", n.Place, n.Counts)
 		}
@@ -135,7 +135,7 @@ func TestDuplicateIsAConflictEverywhere(t *testing.T) {
 			t.Errorf("node %d: %v", i, err)
 		}
 	}
-	// Cut off from each other, each of two may book it. One stays: that of the lesser key, everywhere.
+	// Two disconnected nodes may book the same id. After the reconnection, all nodes keep the request with the lesser key.
 	if err := w.Nodes[1].Free(w.Now, m, "r"); err != nil {
 		t.Fatal(err)
 	}
@@ -160,15 +160,16 @@ func TestDuplicateIsAConflictEverywhere(t *testing.T) {
 	for _, n := range w.Nodes {
 		rivals += n.Table(m).Counts.Rivals
 		if r := n.Table(m).ids["r"]; n.Table(m).Len() != 1 || r.rank != winner {
-			t.Errorf("node %d has %+v, want that of %v", n.Place, r, winner)
+			t.Errorf("node %d has %+v, want the request of %v", n.Place, r, winner)
 		}
 	}
 	if rivals == 0 {
-		t.Error("nobody counted it")
+		t.Error("no node counted the rival")
 	}
 }
 
-// TestStart has a node that starts among others: it is not ready before it has what they have, though much is lost.
+// TestStart starts a node in a running fleet. The node becomes ready only with all requests of the fleet, even if many
+// messages are lost.
 func TestStart(t *testing.T) {
 	for _, loss := range []float64{0, 0.3} {
 		w := quiet(t, 3)
@@ -186,7 +187,7 @@ func TestStart(t *testing.T) {
 			}
 		}
 		w.Run(2 * time.Second)
-		w.start(2) // what the one before has booked stays
+		w.start(2) // bookings of the earlier session stay
 		w.Run(7 * time.Second)
 		w.Loss = loss
 		w.start(1)
@@ -201,17 +202,18 @@ func TestStart(t *testing.T) {
 		}
 		for _, m := range testModels {
 			if a, b := n.Table(m).Digest(), w.Nodes[0].Table(m).Digest(); a != b {
-				t.Errorf("loss %v: ready with %+v, others have %+v", loss, a, b)
+				t.Errorf("loss %v: ready with %+v, want %+v", loss, a, b)
 			}
 			if got, want := len(n.ended[m]), len(w.Nodes[0].ended[m]); loss == 0 && got != want {
-				t.Errorf("ready with %d of %d requests that had ended", got, want)
+				t.Errorf("ready with %d of %d ended requests", got, want)
 			}
 		}
 	}
 }
 
-// TestWhoStartsIsSentWhatItLacksAlone: the other nodes have it, and are not sent it again.
-func TestWhoStartsIsSentWhatItLacksAlone(t *testing.T) {
+// TestStartSendsRequestsOnce measures the traffic of a start. The starting node receives all requests. The running
+// nodes do not receive the requests again.
+func TestStartSendsRequestsOnce(t *testing.T) {
 	w := quiet(t, 4)
 	for i := range 1000 {
 		if err := w.Nodes[i%4].Book(w.Now, testModels[0], Booking{ID: fmt.Sprint(i), Rank: rankKey(i % 8),
@@ -224,29 +226,29 @@ func TestWhoStartsIsSentWhatItLacksAlone(t *testing.T) {
 	w.start(3)
 	w.Run(400 * time.Millisecond)
 	if n := w.Nodes[3]; !n.Ready() || n.Received < 256_000 || n.Table(testModels[0]).Len() != 1000 {
-		t.Errorf("the node that starts is ready: %v, has heard %d bytes and has %d requests", n.Ready(), n.Received,
+		t.Errorf("the starting node is ready: %v, received %d bytes, has %d requests", n.Ready(), n.Received,
 			n.Table(testModels[0]).Len())
 	}
 	if n := w.Nodes[0].Received - before; n > 64_000 { // beats, and half of a summary
-		t.Errorf("another node has heard %d bytes", n)
+		t.Errorf("a running node received %d bytes", n)
 	}
 }
 
-// TestAlone has a node that hears nobody, and one that is told that there is nobody. What is booked meanwhile is not
-// sent, and found by who comes later.
+// TestAlone runs a node without peers. The node becomes ready after a call of Alone, or after a time without messages.
+// The node does not send bookings without peers. A later node receives the bookings at its start.
 func TestAlone(t *testing.T) {
 	w := newWorld(*seed, 1, Limits{})
 	n, m := w.Nodes[0], testModels[0]
 	if n.Alone(); !n.Ready() {
-		t.Error("not ready though alone")
+		t.Error("not ready after Alone")
 	}
 	w.start(0)
 	n = w.Nodes[0]
 	if w.Run(time.Second); n.Ready() {
-		t.Error("ready before anybody could say anything")
+		t.Error("ready before a peer could answer")
 	}
 	if w.Run(time.Second); !n.Ready() {
-		t.Error("not ready though nobody is there")
+		t.Error("not ready without peers")
 	}
 	w.Run(10 * time.Second)
 	before := w.Published
@@ -257,7 +259,7 @@ func TestAlone(t *testing.T) {
 	}
 	w.Run(100 * time.Millisecond)
 	if w.Published-before > 200 {
-		t.Errorf("%d bytes were sent to nobody", w.Published-before)
+		t.Errorf("a node without peers sent %d bytes", w.Published-before)
 	}
 	w.start(1)
 	for !w.Nodes[1].Ready() {
@@ -268,8 +270,8 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// TestLongExpiry has requests that would be forgotten later than a message can tell: they are forgotten with the
-// greatest age of which it can, and other nodes can read of them.
+// TestLongExpiry books a request with an expiry above the greatest age in a message. The request expires at the
+// greatest age instead, and another node can decode the request.
 func TestLongExpiry(t *testing.T) {
 	w := newWorld(*seed, 1, Limits{Expiry: 2 * MaxExpiry})
 	w.start(0)
@@ -281,7 +283,7 @@ func TestLongExpiry(t *testing.T) {
 	w.start(1)
 	w.Run(10 * time.Second)
 	if got := w.Nodes[1].Table(m).Len(); got != 1 {
-		t.Errorf("another node has %d requests of one", got)
+		t.Errorf("another node has %d requests, want 1", got)
 	}
 }
 
@@ -320,7 +322,7 @@ func TestProgressExtendsExpiry(t *testing.T) {
 		w.Run(10 * time.Millisecond)
 	}
 	if changes < 70 || changes > 80 {
-		t.Errorf("%d changes in ten times the expiry, want eight in each", changes)
+		t.Errorf("%d changes in ten times the expiry, want 70 to 80", changes)
 	}
 	for _, n := range w.Nodes {
 		table := n.Table(m)
@@ -340,7 +342,7 @@ func TestProgressExtendsExpiry(t *testing.T) {
 	}
 }
 
-// TestIdleModelsMakeRoom books in as many models as there may be, and then in as many others.
+// TestIdleModelsMakeRoom books in the greatest number of models, and then in the same number of new models.
 func TestIdleModelsMakeRoom(t *testing.T) {
 	w := newWorld(*seed, 2, Limits{Expiry: 2 * time.Second})
 	w.Run(2 * time.Second)
@@ -362,7 +364,7 @@ func TestIdleModelsMakeRoom(t *testing.T) {
 				t.Errorf("round %d: node %d has %d requests", round, n.Place, n.Len())
 			}
 		}
-		// Two models are always busy, so that beats and exchanges go on.
+		// Two models are always busy, so beats and exchanges continue.
 		for end := w.Now + 10*time.Second; w.Now < end; w.Run(time.Second) {
 			for _, m := range testModels {
 				_ = w.Nodes[1].Book(w.Now, m, Booking{ID: "busy", Rank: rankKey(0)})
@@ -379,8 +381,8 @@ func TestIdleModelsMakeRoom(t *testing.T) {
 	}
 }
 
-// TestANodeUsesAnIDAgain: the end of a node's request is lost, and the node books again with the same id.
-func TestANodeUsesAnIDAgain(t *testing.T) {
+// TestNodeReusesID loses the end of a request. The node then books another request with the same id.
+func TestNodeReusesID(t *testing.T) {
 	for _, order := range [][]uint64{{5, 9}, {9, 5}} {
 		table := NewTable(1, Limits{})
 		for _, seq := range order {
@@ -396,24 +398,25 @@ func TestANodeUsesAnIDAgain(t *testing.T) {
 	}
 }
 
-// TestTheShortestLifeCounts has a booking that comes twice, by ways that took longer and less long.
-func TestTheShortestLifeCounts(t *testing.T) {
+// TestShortestLifeCounts receives a booking with three different remaining times. The shortest time counts.
+func TestShortestLifeCounts(t *testing.T) {
 	table := NewTable(1, Limits{})
 	for _, left := range []time.Duration{20, 10, 30} {
 		table.put(0, &event{left: left * time.Second, record: record{key: Key{Owner: 7, Seq: 1}, id: "r",
 			rank: rankKey(0)}})
 	}
 	if table.Tick(9 * time.Second); table.Len() != 1 {
-		t.Error("it is forgotten early")
+		t.Error("the request expired early")
 	}
 	if table.Tick(10 * time.Second); table.Len() != 0 {
-		t.Error("it is forgotten late")
+		t.Error("the request expired late")
 	}
 }
 
-// TestLimitsThatDiffer: the node of a booking checks its own limit, against the requests of all nodes. Other nodes
-// accept the booking, also a node with a lower limit and a node that starts, and refuse bookings of their own.
-func TestLimitsThatDiffer(t *testing.T) {
+// TestDifferentLimits sets a lower limit on one node. The booking node checks the local limit against the requests of
+// all nodes. All nodes accept the booking, even a starting node and a node with a lower limit. A node above the local
+// limit refuses new bookings.
+func TestDifferentLimits(t *testing.T) {
 	w := quiet(t, 3)
 	few, many, m := w.Nodes[0], w.Nodes[1], testModels[0]
 	few.model(m).table.limits = Limits{Requests: 2, Blocks: 2 * blocksEach, Prompt: maxPrompt, Expiry: time.Minute}
@@ -440,16 +443,16 @@ func TestLimitsThatDiffer(t *testing.T) {
 	w.start(2)
 	w.Run(2 * time.Second)
 	if n := w.Nodes[2].Table(m).Len(); n != 5 {
-		t.Errorf("a node that starts has %d requests", n)
+		t.Errorf("a starting node has %d requests", n)
 	}
-	for i := range 4 { // of another node
+	for i := range 4 { // booked on another node
 		if err := few.Free(w.Now, m, fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.Run(time.Second)
 	if err := book(few, "a"); err != nil {
-		t.Errorf("below its limit the node returns %v", err)
+		t.Errorf("below the limit, the node returns %v", err)
 	}
 	w.Run(time.Second)
 	if err := w.check(0); err != nil {
@@ -457,7 +460,7 @@ func TestLimitsThatDiffer(t *testing.T) {
 	}
 }
 
-// TestBlocksGrowWithRequests: the default limit of blocks follows from the limit of requests.
+// TestBlocksGrowWithRequests derives the default limit of blocks from the limit of requests.
 func TestBlocksGrowWithRequests(t *testing.T) {
 	for _, c := range []struct{ given, requests, blocks int }{
 		{0, 1 << 16, 1 << 24}, {1000, 1000, 256_000}, {1 << 30, 1 << 20, 1 << 28},

@@ -17,18 +17,18 @@ import (
 
 var rounds = flag.Int("rounds", testkit.Rounds(120), "histories of TestReplicas")
 
-// testModels are what histories book in.
+// testModels are the models of all histories.
 var testModels = []Model{{"m", ""}, {"m", "group"}}
 
-// truth has the changes of one booking on all nodes, joined without the code under test. A killed session's changes may
+// truth has the changes of a booking on all nodes, joined without the code under test. A killed session's changes may
 // be lost.
 type truth struct {
 	id       string
 	deadline time.Duration // without progress
-	said     []saying
+	changes  []localChange
 }
 
-type saying struct {
+type localChange struct {
 	by   *simNode
 	kind change
 	state
@@ -40,14 +40,14 @@ type simNode struct {
 	simnet.Node
 	w *world
 
-	tables []*Table // all that it has or has dropped
+	tables []*Table // present and dropped tables
 
-	watched map[Model]map[Key]*Request // under way, as Watch told it
-	ended   map[Model]map[Key]*Request // not any more
-	wrong   error                      // of what Watch told
+	watched map[Model]map[Key]*Request // requests under way, from Watch
+	ended   map[Model]map[Key]*Request // ended requests, from Watch
+	wrong   error                      // the last wrong call of Watch
 }
 
-// world has a few nodes in virtual time, and their network.
+// world is a network of a few nodes in virtual time.
 type world struct {
 	simnet.Network[*simNode, shared.Message]
 	limits Limits
@@ -93,15 +93,15 @@ func (n *simNode) noteTables() {
 			continue
 		}
 		n.tables = append(n.tables, table)
-		said := table.changed
+		forward := table.changed
 		table.changed = func(kind change, r *record) {
 			n.note(m, kind, r)
-			said(kind, r)
+			forward(kind, r)
 		}
 	}
 }
 
-// Table is a model's table; one without requests if there is none.
+// Table returns a model's table. A missing table reads as an empty table.
 func (n *simNode) Table(m Model) *Table {
 	if t := n.Replica.Table(m); t != nil {
 		return t
@@ -109,7 +109,7 @@ func (n *simNode) Table(m Model) *Table {
 	return NewTable(n.cfg.Origin, n.w.limits)
 }
 
-// watch keeps what it is told of: each request is new once, then changes, and ends.
+// watch stores the request, and checks the order of calls: a request is new once, then changes, and ends.
 func (n *simNode) watch(m Model, r *Request) {
 	if n.watched[m] == nil {
 		n.watched[m] = map[Key]*Request{}
@@ -117,9 +117,9 @@ func (n *simNode) watch(m Model, r *Request) {
 	known := n.watched[m][r.Key] != nil
 	switch {
 	case r.New && known || !r.New && !known && !r.Ended:
-		n.wrong = fmt.Errorf("node %d is told of %+v; it is known: %v", n.Place, r, known)
+		n.wrong = fmt.Errorf("node %d: Watch received %+v; already watched: %v", n.Place, r, known)
 	case r.Age < 0 || r.Age > max(n.w.limits.Expiry, n.w.Now):
-		n.wrong = fmt.Errorf("node %d is told of %+v of this age", n.Place, r)
+		n.wrong = fmt.Errorf("node %d: Watch received %+v with a wrong age", n.Place, r)
 	case r.Ended:
 		delete(n.watched[m], r.Key)
 		n.recall(m, r)
@@ -128,7 +128,7 @@ func (n *simNode) watch(m Model, r *Request) {
 	}
 }
 
-// past yields what n remembers.
+// past yields the ended requests.
 func (n *simNode) past(m Model, yield func(*Request) bool) {
 	for _, r := range n.ended[m] {
 		if !yield(r) {
@@ -155,11 +155,11 @@ func (n *simNode) checkWatched(m Model) error {
 		q := n.watched[m][key]
 		if q == nil || q.Rank != r.rank || q.Private != int(r.private) || q.Outputs != int(r.outputs()) ||
 			q.PrefillDone != r.done || !slices.Equal(q.Hashes, r.hashes) {
-			return fmt.Errorf("watched %+v, there is %+v", q, r)
+			return fmt.Errorf("watched %+v, the table has %+v", q, r)
 		}
 	}
 	if under != len(n.watched[m]) {
-		return fmt.Errorf("watched %d requests, there are %d", len(n.watched[m]), under)
+		return fmt.Errorf("watched %d requests, the table has %d", len(n.watched[m]), under)
 	}
 	return n.wrong
 }
@@ -169,12 +169,12 @@ func (n *simNode) note(m Model, kind change, r *record) {
 	if kind == booked {
 		all[r.key] = &truth{id: r.id, deadline: n.w.Now + min(n.w.limits.Expiry, MaxExpiry)}
 	}
-	s := saying{by: n, kind: kind, state: r.state}
+	s := localChange{by: n, kind: kind, state: r.state}
 	s.outs, s.runs = slices.Clone(r.outs), slices.Clone(r.runs)
-	all[r.key].said = append(all[r.key].said, s)
+	all[r.key].changes = append(all[r.key].changes, s)
 }
 
-// op does something at a random node.
+// op runs a random operation on a random node.
 func (w *world) op() {
 	n, m := w.Nodes[w.IntN(len(w.Nodes))], w.models[w.IntN(len(w.models))]
 	id := fmt.Sprint("r", w.IntN(60))
@@ -194,14 +194,15 @@ func (w *world) op() {
 		_ = n.Progress(w.Now, m, id)
 	case 19:
 		if k := rankKey(w.IntN(6)); w.IntN(5) == 0 {
-			for _, n := range w.Nodes { // all see it
+			for _, n := range w.Nodes { // all nodes detect the removal
 				n.RemoveRank(w.Now, k)
 			}
 		}
 	}
 }
 
-// check compares all tables with each other and with the changes. Bookings near their expiry may be there or not.
+// check compares the tables of all nodes, and the tables with the changes. A booking near the expiry may be present or
+// absent.
 func (w *world) check(late time.Duration) error {
 	for _, m := range testModels {
 		first := w.Nodes[0].Table(m)
@@ -216,7 +217,7 @@ func (w *world) check(late time.Duration) error {
 			}
 			for key, r := range t.records {
 				if w.truth[m][key] == nil {
-					return fmt.Errorf("node %d: nobody booked %v", n.Place, key)
+					return fmt.Errorf("node %d: no booking of %v", n.Place, key)
 				}
 				if r.id != w.truth[m][key].id {
 					return fmt.Errorf("node %d: %v is of %q", n.Place, key, r.id)
@@ -231,7 +232,7 @@ func (w *world) check(late time.Duration) error {
 			for _, n := range w.Nodes[1:] {
 				a, b := first.records[key], n.Table(m).records[key]
 				if (a == nil) != (b == nil) || a != nil && !a.state.equal(&b.state) {
-					return fmt.Errorf("of %v nodes 0 and %d have %+v and %+v", key, n.Place, a, b)
+					return fmt.Errorf("%v: nodes 0 and %d have %+v and %+v", key, n.Place, a, b)
 				}
 			}
 			if err := is.agrees(first.records[key], w.Now); err != nil {
@@ -261,7 +262,7 @@ func (w *world) check(late time.Duration) error {
 	return nil
 }
 
-// naive computes the loads of a table from its requests alone, by rank.
+// naive computes the loads of a table from the requests only, by rank.
 func naive(t *Table) map[string]Load {
 	rows, blocks := map[string]Load{}, map[string]map[string]uint64{}
 	for _, r := range t.records {
@@ -314,11 +315,11 @@ func naive(t *Table) map[string]Load {
 	return rows
 }
 
-// deadlines returns the times of the request's expiry: without the progress that only dead nodes received, and with all
-// progress.
+// deadlines returns the earliest and the latest expiry of the request. first excludes progress that only dead nodes
+// received.
 func (is *truth) deadlines() (first, last time.Duration) {
 	first, last = is.deadline, is.deadline
-	for _, s := range is.said {
+	for _, s := range is.changes {
 		at := is.deadline + s.progress()
 		if last = max(last, at); !s.by.Dead {
 			first = max(first, at)
@@ -327,12 +328,12 @@ func (is *truth) deadlines() (first, last time.Duration) {
 	return first, last
 }
 
-// agrees compares a record with the changes. nil means that the record is missing.
+// agrees compares a record with the changes. nil is a missing record.
 func (is *truth) agrees(r *record, now time.Duration) error {
 	var sure, all state // joined
 	known, ended, maybe := false, false, false
 	outs := [2]map[uint64]uint32{{}, {}}
-	for _, s := range is.said {
+	for _, s := range is.changes {
 		if s.kind == outlive {
 			maybe = true
 			continue
@@ -358,13 +359,13 @@ func (is *truth) agrees(r *record, now time.Duration) error {
 	first, last := is.deadlines()
 	switch {
 	case r == nil && known && !maybe && first > now:
-		return errors.New("it is missing")
+		return errors.New("the record is missing")
 	case r == nil:
 		return nil
 	case last <= now:
-		return fmt.Errorf("it should have expired at %v", last)
+		return fmt.Errorf("the record outlived the expiry at %v", last)
 	case ended:
-		return errors.New("it was freed")
+		return errors.New("the record was freed")
 	}
 	if sure.done && !r.done || r.done && !all.done || sure.gone && !r.gone || r.gone && !all.gone {
 		return fmt.Errorf("%+v, want %+v to %+v", r.state, sure, all)
@@ -384,7 +385,7 @@ func (is *truth) agrees(r *record, now time.Duration) error {
 	return nil
 }
 
-// quiet is a world of ready nodes without faults.
+// quiet returns a world of ready nodes without faults.
 func quiet(t *testing.T, n int) *world {
 	w := newWorld(*seed, n, Limits{})
 	w.Run(2 * time.Second)

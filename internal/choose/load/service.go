@@ -34,11 +34,11 @@ type Config struct {
 	Memories []shared.Memory // further data from another node at the start
 }
 
-// lag is a call's wait for the booking of an unknown id, which may have been made on another node a moment ago.
+// lag is a call's wait for the booking of an unknown id. Another node may have made the booking a moment ago.
 const lag = 10 * time.Millisecond
 
-// Service keeps a node's tables of requests under way equal to those of the other nodes. Readers of tables share the
-// lock. Bookings reach other nodes only while the service runs.
+// Service keeps the tables of requests under way equal on all nodes. Readers of tables share the lock. Bookings reach
+// remote nodes only while the service runs.
 type Service struct {
 	*shared.Runner[*Replica]
 	watch   atomic.Pointer[chan<- struct{}] // of Watch
@@ -64,8 +64,8 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// Watch sets the channel that receives a value after each possible change of a load, unless the channel is full. There
-// is one watcher.
+// Watch sets the channel that receives a value after each possible change of a load, unless the channel is full. A
+// later call replaces the channel.
 func (s *Service) Watch(changed chan<- struct{}) { s.watch.Store(&changed) }
 
 func (s *Service) notify() {
@@ -89,8 +89,8 @@ func (s *Service) PrefillComplete(ctx context.Context, model Model, id string) e
 	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.PrefillComplete(now, model, id) })
 }
 
-// OutputBlock adds one output block to a request. See [Table.OutputBlock] for the fraction; a negative one means none.
-// Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
+// OutputBlock adds one output block to a request. See [Table.OutputBlock] for the fraction; a negative fraction means
+// none. Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
 func (s *Service) OutputBlock(ctx context.Context, model Model, id string, fraction float64) error {
 	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error {
 		return r.OutputBlock(now, model, id, fraction)
@@ -102,7 +102,7 @@ func (s *Service) Free(ctx context.Context, model Model, id string) error {
 	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Free(now, model, id) })
 }
 
-// update changes a request. With other nodes, it first waits a moment for the booking of an unknown id.
+// update changes a request. If there are peers, update first waits a moment for the booking of an unknown id.
 func (s *Service) update(ctx context.Context, model Model, id string, do func(*Replica, time.Duration) error) error {
 	s.Mu.RLock()
 	t := s.Machine.Table(model)
@@ -135,7 +135,7 @@ func (s *Service) Models() []Model {
 	return list
 }
 
-// Locate returns the model with a taken id, for callers that name only the request. among selects the models.
+// Locate returns the model of an id in use, for callers that name only the request. among selects the models.
 func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()
@@ -147,7 +147,7 @@ func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
 	return Model{}, false
 }
 
-// LocateSoon is [Service.Locate], but with other nodes it waits a moment for the booking of an unknown id.
+// LocateSoon calls [Service.Locate]. If there are peers, LocateSoon waits a moment for the booking of an unknown id.
 func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) bool) (Model, bool) {
 	m, found := s.Locate(id, among)
 	if found || s.Status().Peers == 0 {
@@ -157,8 +157,8 @@ func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) b
 	return s.Locate(id, among)
 }
 
-// Read calls read with a model's table, and reports whether there is one. The table does not change during the call.
-// Readers share the lock; bookings wait for them.
+// Read calls read with a model's table. It returns false if there is no table. The table does not change during the
+// call. Readers share the lock; bookings wait for the readers.
 func (s *Service) Read(model Model, read func(*Table)) bool {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()
@@ -169,7 +169,7 @@ func (s *Service) Read(model Model, read func(*Table)) bool {
 	return t != nil
 }
 
-// Status describes a service and its work.
+// Status describes the state of a service.
 type Status struct {
 	Ready  bool
 	Peers  int
@@ -179,13 +179,13 @@ type Status struct {
 	Foreign ForeignCounts
 }
 
-// ModelStatus describes one table. Digests of a model are equal on all nodes, except for changes under way.
+// ModelStatus describes a table. Digests of a model are equal on all nodes, except for changes under way.
 type ModelStatus struct {
 	Model
 	Digest
-	Blocks int // of all requests, shared blocks counted for each
+	Blocks int // of all requests; a shared block counts once per request
 	Ranks  int
-	Twice  int // ids of more than one request
+	Twice  int // ids of several requests
 	Counts Counts
 }
 

@@ -14,14 +14,14 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// fleet is services on one real NATS server.
+// fleet runs services on a real NATS server.
 type fleet struct {
 	*testing.T
 	ctx    context.Context
 	server *natsserver.Server
 }
 
-// node starts a service and returns what stops it.
+// node starts a service. The returned function stops the service.
 func (f *fleet) node() (*Service, func()) {
 	f.Helper()
 	conn, err := jetstream.Connect(f.ctx, jetstream.ConnOptions{Server: f.server, Wait: true})
@@ -56,7 +56,7 @@ func (f *fleet) ready(s *Service) {
 	select {
 	case <-s.Ready():
 	case <-f.ctx.Done():
-		f.Fatal("it is not ready")
+		f.Fatal("the service is not ready")
 	}
 }
 
@@ -89,7 +89,7 @@ func TestThreeNodes(t *testing.T) {
 		return true
 	}
 
-	// Each request is booked on one node and goes on on others.
+	// A request is booked on one node and changed on different nodes.
 	rank := events.RankKey{Instance: "w", Rank: 3}
 	for i := range 300 {
 		id := fmt.Sprint(i)
@@ -126,7 +126,7 @@ func TestThreeNodes(t *testing.T) {
 	if at, ok := nodes[1].Locate("250", func(Model) bool { return true }); !ok || at != m {
 		t.Errorf("request 250 is of %v", at)
 	}
-	if err := nodes[0].Free(ctx, m, "nobody's"); !errors.Is(err, ErrUnknown) {
+	if err := nodes[0].Free(ctx, m, "unknown"); !errors.Is(err, ErrUnknown) {
 		t.Errorf("%v", err)
 	}
 	f.until("all have 200 requests", func() bool {
@@ -134,21 +134,21 @@ func TestThreeNodes(t *testing.T) {
 		return len(l) == 1 && l[0].Requests == 200 && l[0].PrefillTokens == 0 && equal(nodes...)
 	})
 
-	// A node that comes later is ready when it has them.
+	// A late node becomes ready only with all requests.
 	late, stop := f.node()
 	f.ready(late)
 	if !equal(nodes[0], late) {
-		t.Errorf("a node that starts is ready with %+v, others have %+v", late.Status(), nodes[0].Status())
+		t.Errorf("a starting node is ready with %+v, want %+v", late.Status(), nodes[0].Status())
 	}
-	if err := late.Book(ctx, m, Booking{ID: "last words", Rank: rank}); err != nil {
+	if err := late.Book(ctx, m, Booking{ID: "last", Rank: rank}); err != nil {
 		t.Fatal(err)
 	}
 	stop() // at once
-	f.until("what a node booked last is known to others", func() bool {
-		return nodes[0].Free(ctx, m, "last words") == nil
+	f.until("the last booking of a stopped node has arrived", func() bool {
+		return nodes[0].Free(ctx, m, "last") == nil
 	})
 
-	// A rank that is gone takes its requests along, everywhere.
+	// The removal of a rank ends the rank's requests on all nodes.
 	nodes[1].RemoveRank(rank)
 	f.until("the rank's requests are gone", func() bool {
 		for _, s := range nodes {
@@ -161,13 +161,13 @@ func TestThreeNodes(t *testing.T) {
 		return true
 	})
 	if err := nodes[2].Book(ctx, m, Booking{ID: "299", Rank: rank}); !errors.Is(err, ErrConflict) {
-		t.Errorf("the id of a request whose rank is gone: %v", err)
+		t.Errorf("booking with the id of a removed rank: %v", err)
 	}
 	if err := nodes[2].Free(ctx, m, "299"); !errors.Is(err, ErrUnknown) {
-		t.Errorf("the end of a request whose rank is gone: %v", err)
+		t.Errorf("free of a request of a removed rank: %v", err)
 	}
 	if err := nodes[2].Book(ctx, m, Booking{ID: "299", Rank: rank}); err != nil {
-		t.Errorf("its id when it was asked for: %v", err)
+		t.Errorf("booking with the id after a free: %v", err)
 	}
 	st := nodes[0].Status()
 	if !st.Ready || len(st.Models) != 1 || st.Models[0].Model != m || st.Counts.Received == 0 || st.Counts.Malformed > 0 {
@@ -175,8 +175,8 @@ func TestThreeNodes(t *testing.T) {
 	}
 }
 
-// TestAloneAtOnce has a service that is told that there is nobody else.
-func TestAloneAtOnce(t *testing.T) {
+// TestServiceAlone calls Alone on the only service. The service is ready at once.
+func TestServiceAlone(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
@@ -187,18 +187,18 @@ func TestAloneAtOnce(t *testing.T) {
 	f.ready(s)
 	m := Model{Name: "m"}
 	if s.Loads(m) != nil || s.Read(m, func(*Table) {}) {
-		t.Error("there is a table of a model that nobody booked for")
+		t.Error("a model without bookings has a table")
 	}
 	if err := s.Free(ctx, m, "x"); !errors.Is(err, ErrUnknown) {
 		t.Error(err)
 	}
 	stop()
 	if err := s.Book(context.Background(), m, Booking{ID: "x", Rank: rankKey(0)}); err != nil {
-		t.Errorf("after its end: %v", err)
+		t.Errorf("after the stop: %v", err)
 	}
 }
 
-// Loads lists the loads of all ranks that have, or had, requests of a model.
+// Loads lists the loads of all ranks with present or past requests of a model.
 func (s *Service) Loads(model Model) (list []Load) {
 	s.Read(model, func(t *Table) { list = t.Loads(nil, nil) })
 	return list

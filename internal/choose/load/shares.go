@@ -7,8 +7,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// node is a node of the trie of all requests' prompts. A node is split where a request ends, leaves, or has another
-// weight of its blocks, and removed with its last request. Nodes are never merged.
+// node is a node of the trie of all requests' prompts. The table splits a node where a prompt ends, leaves the path, or
+// has blocks of another weight. The table removes a node with its last request. Nodes are never merged.
 type node = prompts.Node[share]
 
 // share is the share of a row in a node.
@@ -18,7 +18,7 @@ type share struct {
 	mixed  bool   // the copies differ
 }
 
-// cut splits the path to n so that a node begins at a block.
+// cut splits the path to n so that a node begins at the block at.
 func (t *Table) cut(n *node, at int) {
 	for n.Start > at {
 		n = n.Parent
@@ -28,7 +28,7 @@ func (t *Table) cut(n *node, at int) {
 	}
 }
 
-// enter adds a request of the row, with a weight of w for each block, to a node.
+// enter adds a request of the row to a node. w is the weight of each block.
 func (r *row) enter(n *node, w uint64) {
 	i, ok := n.Find(r.id)
 	if !ok {
@@ -42,7 +42,8 @@ func (r *row) enter(n *node, w uint64) {
 	r.weigh(n, s, max(w, s.weight))
 }
 
-// leave removes a request, which is no longer in row.records, from a node, and removes the node after its last request.
+// leave removes a request from a node, and removes the node after the last request. The request is no longer in
+// row.records.
 func (r *row) leave(n *node) {
 	i, _ := n.Find(r.id)
 	s := &n.Slots[i].Share
@@ -56,7 +57,7 @@ func (r *row) leave(n *node) {
 	n.Remove(i)
 }
 
-// change sets the weight of one request to w. The runs of the request are already set.
+// change sets the weight of a request to w. The runs of the request are already set.
 func (r *row) change(n *node, w uint64) {
 	i, _ := n.Find(r.id)
 	if s := &n.Slots[i].Share; s.n == 1 {
@@ -126,7 +127,7 @@ func (t *Table) inherited(r *row, hashes []events.SeqHash) (runs []run) {
 	return runs
 }
 
-// exclusive returns the first block of the path to n's end held by only one request of the row, or length.
+// exclusive returns the first block of the path to n's end held by only a single request of the row, or length.
 func (r *row) exclusive(n *node, length int) int {
 	from := length
 	for ; n.Parent != nil; n = n.Parent {

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Weights of blocks are fixed-point numbers, so that sums do not depend on their order. A whole block has the weight
-// one.
+// Weights of blocks are fixed-point numbers, so sums do not depend on the order of additions. The constant one is the
+// weight of a whole block.
 const (
 	one  = 1 << 36
 	half = one / 2
-	// slack compensates rounding: three times 1/6 is a half. It is far smaller than any difference between parts of
+	// slack compensates rounding: three times 1/6 is a half. slack is far smaller than any difference between parts of
 	// blocks.
 	slack = one >> 20
 )
@@ -20,38 +20,38 @@ const (
 // weightOf converts a fraction of 0 to 1 to a weight.
 func weightOf(fraction float64) uint64 { return uint64(math.Round(fraction * one)) }
 
-// state is the changing part of a request. Two states of one request join in any order and any number of times.
+// state is the changing part of a request. Two states of a request join in any order and any number of times.
 type state struct {
 	done bool // the prefill is complete
-	gone bool // the rank was removed: the request has no weight, but its id is taken
+	gone bool // the rank was removed: the request has no weight, but the id is in use
 
-	extended uint32 // milliseconds from the booking to the progress from which the expiry counts
+	extended uint32 // milliseconds from the booking to the last restart of the expiry
 
 	outs []outCount // output blocks by receiving node, ordered by origin
 	mark mark       // the last decay
 	runs []run      // weights of the prompt's blocks since the last decay, or since the booking
 }
 
-// outCount is the number of output blocks reported to one node.
+// outCount is the number of output blocks reported to a node.
 type outCount struct {
 	origin uint64
 	n      uint32
 }
 
-// mark is a decay: the weight of the first after outputs.
+// mark is a decay: the weight of the first outputs. The field after is their number.
 type mark struct {
 	after  uint32 // the number of output blocks at that time; 0: no decay
-	origin uint64 // the receiving node; of two decays after the same number, the greater origin counts
+	origin uint64 // the receiving node; if after is equal, the greater origin counts
 	weight uint64
 }
 
-// run is the weight of a prompt's blocks from one block to the next run. Blocks before the first run weigh one.
+// run is the weight of a prompt's blocks from a block to the next run. Blocks before the first run are whole.
 type run struct {
 	from   uint32
 	weight uint64
 }
 
-// progress returns the time from the booking to the progress from which the expiry counts.
+// progress returns the time from the booking to the last restart of the expiry.
 func (s *state) progress() time.Duration { return time.Duration(s.extended) * time.Millisecond }
 
 func (s *state) outputs() (n uint64) {
@@ -61,7 +61,7 @@ func (s *state) outputs() (n uint64) {
 	return n
 }
 
-// own returns the weight of blocks that no other request can share: outputs, and private blocks of the prompt.
+// own returns the weight of blocks that are never shared: outputs, and private blocks of the prompt.
 func (s *state) own(private uint32) uint64 {
 	n := s.outputs()
 	if s.mark.after == 0 {

@@ -23,14 +23,14 @@ var (
 	ErrInvalid  = errors.New("bad booking")
 )
 
-// Limits limit a [Table]. A booking and an output block are checked against all requests under way on all nodes;
-// bookings of other nodes are always accepted. So among nodes with different limits, the one with lower limits refuses
+// Limits limit a [Table]. The table checks a booking and an output block against all requests under way on all nodes.
+// The table accepts all bookings of remote nodes. So if nodes have different limits, a node with lower limits refuses
 // earlier, and all nodes keep as much as the greatest limit allows.
 type Limits struct {
 	Requests int           // under way at once, at most [MaxRequests]; 0: [DefaultRequests]
-	Blocks   int           // of all prompts and outputs, shared blocks counted for each; 0: 256 for each of Requests
-	Prompt   int           // blocks of one prompt; 0: 65,536, half a MiB on the wire
-	Expiry   time.Duration // the time without progress after which a request expires; 0: 300 s, as in Dynamo
+	Blocks   int           // of all prompts and outputs, shared blocks counted for each request; 0: 256 times Requests
+	Prompt   int           // blocks of a prompt; 0: 65,536, half a MiB on the wire
+	Expiry   time.Duration // the longest time of a request without progress; 0: 300 s, as in Dynamo
 }
 
 func (l *Limits) setDefaults() {
@@ -63,57 +63,58 @@ const (
 	maxPrompt  = 1 << 16 // blocks
 	maxID      = 1 << 10 // bytes of a request id
 	maxTokens  = 1 << 40
-	maxOutputs = 1 << 20 // blocks of one request
+	maxOutputs = 1 << 20 // blocks of a request
 )
 
-// Booking is one request sent to a worker's rank.
+// Booking is a request sent to a worker's rank.
 type Booking struct {
 	ID             string // 1 to 1,024 bytes; unique in the table while the request is under way
 	Rank           events.RankKey
 	Hashes         []events.SeqHash // of the prompt's whole blocks; at most Limits.Prompt. The table keeps a copy
-	NoReuse        bool             // the blocks are private: no other request shares them
-	PrefillTokens  int64            // tokens of the prompt that are not cached; 0 if untracked
-	ExpectedOutput uint32           // tokens; 0: unknown. The table only stores it
+	NoReuse        bool             // the blocks are private: requests do not share the blocks
+	PrefillTokens  int64            // uncached tokens of the prompt; 0 if untracked
+	ExpectedOutput uint32           // tokens; 0: unknown. The table only stores the number
 }
 
 func (b *Booking) check(l *Limits) error {
 	switch {
 	case b.ID == "" || len(b.ID) > maxID:
-		return fmt.Errorf("%w: an id has 1 to %d bytes, this one %d", ErrInvalid, maxID, len(b.ID))
+		return fmt.Errorf("%w: the id has %d bytes; the range is 1 to %d", ErrInvalid, len(b.ID), maxID)
 	case b.Rank.Instance == "" || len(b.Rank.Instance) > maxName:
-		return fmt.Errorf("%w: a worker's name has 1 to %d bytes, this one %d", ErrInvalid, maxName,
-			len(b.Rank.Instance))
+		return fmt.Errorf("%w: the worker's name has %d bytes; the range is 1 to %d", ErrInvalid,
+			len(b.Rank.Instance), maxName)
 	case len(b.Hashes) > l.Prompt:
-		return fmt.Errorf("%w: a prompt of %d blocks; at most %d", ErrInvalid, len(b.Hashes), l.Prompt)
+		return fmt.Errorf("%w: the prompt has %d blocks; the limit is %d", ErrInvalid, len(b.Hashes), l.Prompt)
 	case b.PrefillTokens < 0 || b.PrefillTokens > maxTokens:
-		return fmt.Errorf("%w: %d prefill tokens", ErrInvalid, b.PrefillTokens)
+		return fmt.Errorf("%w: the request has %d prefill tokens; the range is 0 to %d", ErrInvalid, b.PrefillTokens,
+			int64(maxTokens))
 	}
 	return nil
 }
 
-// Load is the pending work of one rank.
+// Load is the pending work of a rank.
 type Load struct {
 	Rank          events.RankKey
 	PrefillTokens int64 // of requests without complete prefill
-	Prefilling    int32 // the number of these requests
-	Blocks        int64 // of all its requests, shared blocks counted once, by weight, rounded
+	Prefilling    int32 // requests with pending prefill tokens
+	Blocks        int64 // of all requests, shared blocks counted once, by weight, rounded
 	Requests      int32
-	Depth         int32 // the greatest number of leading hashes of the query in one of its requests
+	Depth         int32 // the greatest number of leading hashes of the query in a request of the rank
 }
 
 // Counts counts the events of a table since its creation.
 type Counts struct {
 	Booked, PrefillDone, OutputBlocks, Freed uint64 // operations on this node
 	Conflicts, Unknown, Full, Invalid        uint64 // refused operations
-	Expired                                  uint64 // requests dropped because of their age
+	Expired                                  uint64 // requests dropped because of age
 	Gone                                     uint64 // requests of removed ranks
 
-	Rivals     uint64 // requests that lost their id to a booking of another node
-	Superseded uint64 // requests ended by a later one with the same id of their node
+	Rivals     uint64 // requests that lost the id to a booking of another node
+	Superseded uint64 // requests ended by a later request of the same node with the same id
 }
 
-// Key identifies one booking: the node's session and its number there, from 1. An id may be used again after its
-// request was freed; a key never is.
+// Key identifies a booking: the node's session and the number of the booking in the session, from 1. A router may use
+// the id of a freed request again. A key is never used again.
 type Key = shared.Key
 
 // record is a request under way.
@@ -147,20 +148,19 @@ type row struct {
 	index   int    // in Table.loads and Table.rows
 	weight  uint64
 	records []*record
-	idle    time.Duration // since when it has no requests
+	idle    time.Duration // the time of the last end of a request
 	pace    routing.Pace
-	since   time.Duration // since when it has requests to prefill, if any
+	since   time.Duration // since when the row has requests to prefill, if any
 }
 
-// Table holds the requests under way of one model, and the load of each rank from them. Concurrent reads
-// ([Table.Loads], [Table.Digest]) are safe; all other methods need exclusive access. Times are those of one monotonic
-// clock.
+// Table holds the requests under way of a model, and the resulting load of each rank. Concurrent reads ([Table.Loads],
+// [Table.Digest]) are safe. All other methods need exclusive access. All times are of the same monotonic clock.
 //
 // Invariants, verified by Check:
 //  1. A row's load, and the whole trie of prompts, are a function of the set of records.
-//  2. A block of a rank has the greatest weight among the copies of its requests. All copies are equal unless nodes
-//     have changed them at the same time.
-//  3. ids has the record of the least key of each id.
+//  2. A block of a rank has the greatest weight among the copies of the rank's requests. All copies are equal unless
+//     nodes have changed copies at the same time.
+//  3. ids has the record with the least key of each id.
 type Table struct {
 	Counts Counts
 
@@ -170,7 +170,7 @@ type Table struct {
 	key     func() Key
 	records map[Key]*record
 	ids     map[string]*record
-	rivals  map[string]time.Duration // ids of more than one record, with the time since when
+	rivals  map[string]time.Duration // ids of several records, with the time of the second record
 	queue   queue
 	rows    []*row
 	loads   []Load // by row; Depth is 0
@@ -184,11 +184,11 @@ type Table struct {
 	reuse   routing.Reuse
 	scratch []byte
 
-	changed func(change, *record) // called after a change of a request on this node
+	changed func(change, *record) // called after a local change of a request
 	watch   func(*Request)        // receives the changes of requests of all nodes; may be nil
 }
 
-// Request is a change of a request: it is New, changed, or Ended. Without New and Ended the fields are the present
+// Request reports a change of a request: New, changed, or Ended. Without New and Ended the fields are the present
 // state, changed or not.
 type Request struct {
 	Key         Key
@@ -224,19 +224,19 @@ func (t *Table) notify(r *record, age time.Duration, isNew, ended bool) {
 	t.watch(q)
 }
 
-// change is a change of a record on this node.
+// change is a local change of a record.
 type change uint8
 
 const (
 	booked change = iota + 1
 	updated
 	freed
-	gone    // its rank was removed, which all nodes detect
-	outlive // ended because of its age or of another record, which all nodes detect
+	gone    // the rank was removed; all nodes detect the removal
+	outlive // ended because of age or of another record; all nodes detect the end
 )
 
-// NewTable returns an empty table. The random origin identifies this session of this node among all nodes that book for
-// the model.
+// NewTable returns an empty table. The random origin identifies the node's session among all nodes with bookings of the
+// model.
 func NewTable(origin uint64, limits Limits) *Table {
 	limits.setDefaults()
 	t := &Table{
@@ -278,7 +278,7 @@ func (t *Table) Book(now time.Duration, b Booking) error {
 	return nil
 }
 
-// find returns the record of an id under way. A request of a removed rank is no longer under way: find frees its id.
+// find returns the record of an id under way. A request of a removed rank is no longer under way: find frees the id.
 func (t *Table) find(now time.Duration, id string) (*record, error) {
 	t.expire(now)
 	r := t.ids[id]
@@ -295,7 +295,7 @@ func (t *Table) find(now time.Duration, id string) (*record, error) {
 }
 
 // extensionParts bounds the extensions of a request within Limits.Expiry. Progress soon after an extension changes
-// nothing, so a fast stream does not flood the other nodes.
+// nothing, so a fast stream does not flood the fleet.
 const extensionParts = 8
 
 // extend restarts the expiry of a request in its next state. It returns false soon after the last restart.
@@ -308,7 +308,7 @@ func (t *Table) extend(now time.Duration, r *record, next *state) bool {
 	return true
 }
 
-// Progress reports that a request is still running: its expiry starts again. Error: [ErrUnknown].
+// Progress marks a request as running and restarts the expiry. Error: [ErrUnknown].
 func (t *Table) Progress(now time.Duration, id string) error {
 	r, err := t.find(now, id)
 	if err != nil {
@@ -321,8 +321,8 @@ func (t *Table) Progress(now time.Duration, id string) error {
 	return nil
 }
 
-// PrefillComplete records a request's first output token and removes its prefill tokens. It is also a
-// [Table.Progress], and so is a repeated call. Error: [ErrUnknown].
+// PrefillComplete records a request's first output token and removes the prefill tokens. Each call, even a repeated
+// call, is also a [Table.Progress]. Error: [ErrUnknown].
 func (t *Table) PrefillComplete(now time.Duration, id string) error {
 	r, err := t.find(now, id)
 	if err != nil {
@@ -340,13 +340,13 @@ func (t *Table) PrefillComplete(now time.Duration, id string) error {
 	return nil
 }
 
-// OutputBlock adds an output block to a request. A fraction of 0 to 1 becomes the weight of all its output blocks, and
-// of the blocks of its prompt that no other request of the rank shares. A negative fraction changes no weight. The call
-// is also a [Table.Progress]. Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
+// OutputBlock adds an output block to a request. A fraction of 0 to 1 becomes the weight of all output blocks of the
+// request, and of the prompt's blocks that no other request of the rank shares. A negative fraction changes no weight.
+// The call is also a [Table.Progress]. Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
 func (t *Table) OutputBlock(now time.Duration, id string, fraction float64) error {
 	if !(fraction <= 1) {
 		t.Counts.Invalid++
-		return fmt.Errorf("%w: a decay fraction of %v; the range is 0 to 1", ErrInvalid, fraction)
+		return fmt.Errorf("%w: the decay fraction is %v; the range is 0 to 1", ErrInvalid, fraction)
 	}
 	r, err := t.find(now, id)
 	if err != nil {
@@ -390,8 +390,8 @@ func (t *Table) Free(now time.Duration, id string) error {
 	return nil
 }
 
-// RemoveRank removes a rank. Its requests lose their weight and become unknown to calls. Their ids stay taken until
-// such a call, or until the requests expire.
+// RemoveRank removes a rank. The requests of the rank lose all weight, and calls return [ErrUnknown]. The id of a
+// request stays in use until the first such call, or until the request expires.
 func (t *Table) RemoveRank(key events.RankKey) {
 	row := t.byRank[key]
 	if row == nil {
@@ -417,11 +417,12 @@ func (t *Table) Loads(dst []Load, seq []events.SeqHash) []Load {
 	return dst
 }
 
-// Rows returns the load of every rank, by row, without depths. The slice belongs to the table and changes with it.
+// Rows returns the load of every rank, by row, without depths. The slice belongs to the table and changes with the
+// table.
 func (t *Table) Rows() []Load { return t.loads }
 
-// Pace returns the prefill rate of a row's rank, as measured on this node, and the milliseconds of work on its pending
-// prefills since the last first token; 0 if there are none. p belongs to the table.
+// Pace returns the locally measured prefill rate of a row's rank, and the milliseconds of work on the rank's pending
+// prefills since the last first token. working is 0 without pending prefills. p belongs to the table.
 func (t *Table) Pace(i int, now time.Duration) (p *routing.Pace, working float64) {
 	row := t.rows[i]
 	if t.loads[i].Prefilling > 0 {
@@ -430,7 +431,7 @@ func (t *Table) Pace(i int, now time.Duration) (p *routing.Pace, working float64
 	return &row.pace, working
 }
 
-// Reuse returns the ages at which blocks of booked prompts were requested again. It belongs to the table.
+// Reuse returns the ages at which blocks of booked prompts were requested again. The result belongs to the table.
 func (t *Table) Reuse() *routing.Reuse { return &t.reuse }
 
 // Depths returns, by row, the number of leading hashes of seq in the requests of each rank. It allocates only if dst is
@@ -445,13 +446,13 @@ func (t *Table) Depths(dst []int32, seq []events.SeqHash) []int32 {
 // Generation changes with the row of any rank.
 func (t *Table) Generation() uint64 { return t.changes }
 
-// Len returns the number of requests under way or with a taken id.
+// Len returns the number of requests under way or with an id in use.
 func (t *Table) Len() int { return len(t.records) }
 
-// Blocks returns the number of their blocks, shared blocks counted for each.
+// Blocks returns the number of blocks of all requests. A shared block counts once per request.
 func (t *Table) Blocks() int { return t.blocks }
 
-// Has reports whether an id is taken.
+// Has reports whether an id is in use.
 func (t *Table) Has(id string) bool { return t.ids[id] != nil }
 
 // Where returns the rank of a request under way.
@@ -463,7 +464,7 @@ func (t *Table) Where(id string) (events.RankKey, bool) {
 	return r.rank, true
 }
 
-// Tick drops expired requests, and ranks without requests for the same time.
+// Tick drops expired requests, and ranks without requests for Limits.Expiry.
 func (t *Table) Tick(now time.Duration) {
 	t.expire(now)
 	for i := len(t.rows) - 1; i >= 0; i-- {
@@ -599,7 +600,7 @@ func (r *record) pending() int64 {
 	return r.tokens
 }
 
-// pend adds a record's pending tokens to its row's load (sign 1), or subtracts them (-1).
+// pend adds a record's pending tokens to its row's load (sign 1), or subtracts the tokens (-1).
 func (t *Table) pend(r *record, sign int64) {
 	n := r.pending()
 	if n == 0 {
@@ -631,7 +632,7 @@ func (t *Table) attach(r *record) {
 	t.round(row)
 }
 
-// rowOf returns a rank's row, and creates it if needed.
+// rowOf returns a rank's row, and creates a missing row.
 func (t *Table) rowOf(key events.RankKey) *row {
 	if r := t.byRank[key]; r != nil {
 		return r

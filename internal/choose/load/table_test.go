@@ -16,7 +16,7 @@ import (
 
 var seed = flag.Uint64("seed", 1, "of random tests")
 
-// ops is where a random walk takes its choices from.
+// ops is the source of a random walk's choices.
 type ops interface {
 	IntN(n int) int
 }
@@ -25,7 +25,8 @@ func rankKey(i int) events.RankKey {
 	return events.RankKey{Instance: events.WorkerID(fmt.Sprint("w", i/2)), Rank: events.Rank(i % 2)}
 }
 
-// prompt is one of few, so that many requests share some blocks, and end anywhere. Hashes do not say where they are.
+// prompt returns a prompt of random length, similar to few patterns, so many requests share blocks. A hash does not
+// depend on the position.
 func prompt(o ops) []events.SeqHash {
 	seq := make([]events.SeqHash, o.IntN(12))
 	turn := o.IntN(3)
@@ -41,8 +42,8 @@ func prompt(o ops) []events.SeqHash {
 	return seq
 }
 
-// walk does steps operations on a table and its twin and compares all answers. Fractions are sixteenths, so that the
-// twin's sums are exact.
+// walk runs random operations on a table and a twin, and compares all answers. Fractions are sixteenths, so the twin's
+// sums are exact.
 func walk(o ops, steps int) error {
 	const expiry = 300 * time.Second
 	table, w, now := NewTable(7, Limits{Expiry: expiry}), newTwin(expiry), time.Duration(0)
@@ -105,7 +106,7 @@ func walk(o ops, steps int) error {
 			}
 		}
 		if table.Has(id) != (w.requests[id] != nil) || table.Len() != len(w.requests) {
-			return fmt.Errorf("step %d: %s: has it %v, %d in all, want %d", step, what, table.Has(id), table.Len(),
+			return fmt.Errorf("step %d: %s: has the id: %v, %d in all, want %d", step, what, table.Has(id), table.Len(),
 				len(w.requests))
 		}
 	}
@@ -123,7 +124,7 @@ func TestTableLikeItsTwin(t *testing.T) {
 	}
 }
 
-// bytesOps makes choices of bytes; when there are none left it ends the walk by a panic.
+// bytesOps reads choices from bytes. After the last byte, IntN panics with noneLeft and ends the walk.
 type bytesOps struct{ left []byte }
 
 type noneLeft struct{}
@@ -153,9 +154,9 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-// TestAsDynamoDoes goes through what was seen in Dynamo's selection service and its sources: the decay of a lone
-// prompt, of one that is shared, and weights that stay.
-func TestAsDynamoDoes(t *testing.T) {
+// TestWeightsLikeDynamo repeats the weights of Dynamo's selection service and sources: the decay of an unshared prompt,
+// the decay of a shared prompt, and weights that stay.
+func TestWeightsLikeDynamo(t *testing.T) {
 	table := NewTable(1, Limits{})
 	rank := rankKey(0)
 	book := func(id string, seq ...events.SeqHash) {
@@ -184,7 +185,7 @@ func TestAsDynamoDoes(t *testing.T) {
 	want(2, 0) // 4 halves
 	must(table.OutputBlock(0, "s2", -1))
 	want(3, 0)
-	book("s3", 11, 12, 13, 14) // 14 is new and whole, the others keep their weight
+	book("s3", 11, 12, 13, 14) // 14 is new and whole, 11 to 13 keep the weight
 	want(4, 50)
 	must(table.Free(0, "s2"))
 	want(3, 50) // 1.5 + 1 = 2.5
@@ -193,7 +194,7 @@ func TestAsDynamoDoes(t *testing.T) {
 	}
 	must(table.Free(0, "s3"))
 	want(0, 0)
-	book("s4", 11) // was forgotten: whole
+	book("s4", 11) // the block was removed before: whole
 	want(1, 50)
 	must(table.Free(0, "s4"))
 	// Seven blocks of a fourteenth are a half.
@@ -247,8 +248,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestRowsGo has ranks that are removed, and ranks that have nothing to do for long.
-func TestRowsGo(t *testing.T) {
+// TestRowsEnd removes ranks, and lets idle ranks expire.
+func TestRowsEnd(t *testing.T) {
 	table := NewTable(1, Limits{Expiry: time.Minute})
 	for i := range 4 {
 		if err := table.Book(0, Booking{ID: fmt.Sprint(i), Rank: rankKey(i)}); err != nil {
@@ -265,14 +266,14 @@ func TestRowsGo(t *testing.T) {
 		t.Errorf("%+v", rows)
 	}
 	if !table.Has("0") || table.Free(0, "0") == nil || table.Has("0") || !table.Has("1") {
-		t.Error("a removed worker's id is taken until it is asked for")
+		t.Error("the id of a removed rank must be in use until the first call")
 	}
 	if err := table.Free(0, "2"); err != nil {
 		t.Fatal(err)
 	}
 	table.Tick(time.Minute)
 	if rows := table.Loads(nil, nil); len(rows) != 1 || table.Len() != 0 || rows[0].Rank != rankKey(3) {
-		t.Errorf("%+v", rows) // rank 3 had its request until now
+		t.Errorf("%+v", rows) // rank 3 had a request until now
 	}
 	table.Tick(2 * time.Minute)
 	if rows := table.Loads(nil, nil); len(rows) != 0 {
@@ -280,7 +281,7 @@ func TestRowsGo(t *testing.T) {
 	}
 }
 
-// TestDepthsOfManyRanks has ranks that each end at their own blocks of a few prompts.
+// TestDepthsOfManyRanks books random prefixes of three prompts on 100 ranks, and checks the depths.
 func TestDepthsOfManyRanks(t *testing.T) {
 	r := rand.New(rand.NewPCG(*seed, 5))
 	for range 20 {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// twin is the meaning of a [Table] on one node: a map of requests, a map of blocks for each rank, floating-point
-// weights that stay with blocks. It computes everything again for each answer.
+// twin is a naive [Table] of a single node: a map of requests, and a map of blocks for each rank. Blocks keep
+// floating-point weights. twin recomputes everything for each answer.
 type twin struct {
 	expiry   time.Duration
 	requests map[string]*twinRequest
@@ -24,7 +24,7 @@ type twinRequest struct {
 	private  []float64
 	done     bool
 	gone     bool
-	progress time.Duration // from which the expiry counts
+	progress time.Duration // the last restart of the expiry
 }
 
 func newTwin(expiry time.Duration) *twin {
@@ -40,7 +40,7 @@ func path(hashes []events.SeqHash) string {
 	return string(b)
 }
 
-// holders is how many requests of a rank have a block.
+// holders returns the number of a rank's requests with a block.
 func (w *twin) holders(rank events.RankKey, block string) (n int) {
 	for _, r := range w.requests {
 		if !r.gone && r.Rank == rank && !r.NoReuse && len(block)/8 <= len(r.Hashes) &&
@@ -160,7 +160,7 @@ func (w *twin) removeRank(rank events.RankKey) {
 	w.sweep()
 }
 
-// load is one rank's, and the depth of a query.
+// load returns the load of a rank, with the depth of a query.
 func (w *twin) load(rank events.RankKey, seq []events.SeqHash) Load {
 	l, sum := Load{Rank: rank}, 0.0
 	for _, r := range w.requests {

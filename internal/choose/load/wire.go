@@ -11,7 +11,7 @@ import (
 )
 
 // A request on the wire is a sequence of MessagePack values within the messages of [shared.Machine]: the remaining
-// milliseconds and the state. A whole request also has its model, group, id, rank, private blocks, tokens, expected
+// milliseconds and the state. A whole request also has the model, group, id, rank, private blocks, tokens, expected
 // output and hashes.
 
 const maxName = 255 // bytes of a model, group or worker
@@ -23,7 +23,7 @@ type event struct {
 	left time.Duration // the remaining time when the event was sent
 }
 
-// appendState appends a state in its only form.
+// appendState appends the canonical form of a state.
 func appendState(b []byte, s *state) []byte {
 	b = msgp.AppendArrayHead(b, 6)
 	b = msgp.AppendUint(msgp.AppendBool(msgp.AppendBool(b, s.done), s.gone), uint64(s.extended))
@@ -44,7 +44,7 @@ func appendState(b []byte, s *state) []byte {
 	return b
 }
 
-// appendRecord appends a whole request, or its state.
+// appendRecord appends a whole request, or only the state.
 func appendRecord(b []byte, model Model, r *record, left time.Duration, whole bool) []byte {
 	b = appendState(msgp.AppendUint(b, uint64(max(left, 0).Milliseconds())), &r.state)
 	if !whole {
@@ -71,7 +71,7 @@ func appendPast(b []byte, model Model, q *Request) []byte {
 	return appendHashes(b, q.Hashes)
 }
 
-// readEvent reads a request, and hashes its key and state.
+// readEvent reads a request, and hashes the key and the state.
 func readEvent(r *shared.Reader, k Key, whole bool) (e event, hash uint64) {
 	e.key, e.left, e.state = k, readMilliseconds(r), readState(r)
 	var room [256]byte

@@ -13,7 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// anyEvent is a request with random fields.
+// anyEvent returns a request with random fields.
 func anyEvent(r *rand.Rand) *event {
 	e := &event{model: Model{Name: "m", Group: []string{"", "g"}[r.IntN(2)]}}
 	e.left = time.Duration(r.IntN(1000)) * time.Millisecond
@@ -38,7 +38,7 @@ func anyEvent(r *rand.Rand) *event {
 
 func reader(data []byte) *shared.Reader { return &shared.Reader{Reader: msgp.Reader{Data: data}} }
 
-// TestWireRoundTrip: a request reads as it was written, whole or its state only, and no shorter form of it is read.
+// TestWireRoundTrip encodes and decodes whole requests and states. The decoder rejects truncated requests.
 func TestWireRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(*seed, 7))
 	for range 200 {
@@ -55,7 +55,7 @@ func TestWireRoundTrip(t *testing.T) {
 				t.Fatalf("%+v is read as %+v", want, got)
 			}
 			if (&Table{}).digestOf(&e.record) != hash {
-				t.Fatal("the hash is not that of the table")
+				t.Fatal("the hash differs from the table's")
 			}
 			for n := range data {
 				short := reader(data[:n])
@@ -67,8 +67,8 @@ func TestWireRoundTrip(t *testing.T) {
 	}
 }
 
-// FuzzDecode reads anything as a request and as a past one. A request that is read is written in a form that is read
-// alike, and does no harm to a table.
+// FuzzDecode decodes random bytes as a request and as a past request. A decoded request survives another round trip. A
+// table with the request keeps the invariants.
 func FuzzDecode(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 7))
 	for range 20 {
@@ -111,7 +111,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestWireStays: requests of a node of this version are read by later ones.
+// TestWireStays compares an encoded request with fixed bytes. Later versions decode requests of this version.
 func TestWireStays(t *testing.T) {
 	e := event{left: time.Second, model: Model{Name: "m"}}
 	e.id, e.rank, e.tokens = "r", events.RankKey{Instance: "w", Rank: 2}, 5
