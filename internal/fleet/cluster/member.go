@@ -96,7 +96,7 @@ func readRecord(e *jetstream.Entry) (r Record, ok bool) {
 // Join claims the node's name. If another process has a record with a running heartbeat, the error wraps
 // [ErrNameInUse]. Join takes over a record that does not change for DeadAfter, by compare-and-set; pauses of this
 // process do not count. Later writes of the other process fail, and end it. An unreadable record proves nothing: a live
-// process writes it again.
+// process writes the record again.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Drain <= 0 {
 		cfg.Drain = 20 * time.Second
