@@ -25,9 +25,12 @@ const (
 	held, blocks = 6, 10 // blocks of the prompt on w1, and all blocks of the prompt
 	token        = "0123456789abcdef0123"
 
-	// settings allows statuses that are not errors of the indexer: missing workers and expired deadlines.
+	// settings allows statuses that are not errors of the indexer: missing workers and expired deadlines. It counts 413
+	// as a rejection too: of a list with too many elements.
 	settings = "hooks = \"openapi_hooks\"\n[checks.not_a_server_error]\n" +
-		"expected-statuses = [\"2xx\", \"3xx\", \"4xx\", 503, 504]\n"
+		"expected-statuses = [\"2xx\", \"3xx\", \"4xx\", 503, 504]\n" +
+		"[checks.negative_data_rejection]\n" +
+		"expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 428, 429, \"5xx\"]\n"
 )
 
 var prompt = harness.Tokens(1, blocks*harness.BlockSize)
