@@ -175,6 +175,17 @@ func (g *gateway) metric(name string) (v float64) {
 	return v
 }
 
+// compared checks that the estimated prompt tokens of each request are within a tenth of the engine's number.
+func (g *gateway) compared(requests int) {
+	g.t.Helper()
+	of := g.metric(`kvatlas_prompt_estimates_total{model="` + model + `",outcome="close"}`)
+	estimated, actual := g.metric("kvatlas_prompt_tokens_estimated_total"), g.metric("kvatlas_prompt_tokens_actual_total")
+	g.t.Logf("%v prompt tokens are estimated for %v requests, and the engines count %v", estimated, of, actual)
+	if int(of) != requests || actual == 0 || max(estimated, actual)-min(estimated, actual) > actual/10 {
+		g.t.Errorf("the estimates of %v of %d requests are within a tenth", of, requests)
+	}
+}
+
 // duplex selects the other mode for bodies.
 var duplex = []string{"request_body_mode: BUFFERED", "request_body_mode: FULL_DUPLEX_STREAMED",
 	"request_trailer_mode: SKIP", "request_trailer_mode: SEND",
@@ -212,6 +223,7 @@ func TestWarmWorker(t *testing.T) {
 			if n := g.metric("kvatlas_route_reused_tokens_total"); int(n) != reused {
 				t.Errorf("%v reused tokens are counted, want %d", n, reused)
 			}
+			g.compared(20 * 4)
 			// Text is routed by load. So is an unknown model name beside a single model: the engine refuses it.
 			a := g.do("POST", "/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"hello"}]}`)
 			if !a.whole(false) {

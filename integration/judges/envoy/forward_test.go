@@ -59,6 +59,7 @@ func TestForwardedTokens(t *testing.T) {
 				t.Errorf("%v requests and %v tokens are counted", counted, of)
 			}
 			g.idle()
+			g.compared(60)
 		})
 	}
 }

@@ -71,6 +71,9 @@ type Effects struct {
 	ResponseID      string // id of the response, which later requests may continue; empty without a new id
 	Free            bool   // the request has ended
 
+	// Tokens in the usage of a complete answer, with Free. PromptTokens is zero if the usage is unknown.
+	PromptTokens, CompletionTokens uint64
+
 	Result api.Result // of the request at the answering worker, with Free; empty: unknown
 
 	Replies []*extprocv3.ProcessingResponse
@@ -396,15 +399,23 @@ func (p *answering) step(m *Machine, r *extprocv3.ProcessingRequest) (e Effects)
 			e.Replies = append(e.Replies, bodyReply(true, nil))
 		}
 		if b.EndOfStream {
-			m.phase, e.Free, e.Result = over{}, !p.own, p.failure
+			p.complete(m, &e)
 		}
 		return e
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
 		e.Replies = append(e.Replies, trailersReply(true))
-		m.phase, e.Free, e.Result = over{}, !p.own, p.failure
+		p.complete(m, &e)
 		return e
 	}
 	return m.broken(r)
+}
+
+// complete ends a complete answer.
+func (p *answering) complete(m *Machine, e *Effects) {
+	m.phase, e.Free, e.Result = over{}, !p.own, p.failure
+	if p.failure == "" {
+		e.PromptTokens, e.CompletionTokens = p.usage.prompt(), p.usage.completion()
+	}
 }
 
 func (over) step(*Machine, *extprocv3.ProcessingRequest) Effects { return Effects{} }

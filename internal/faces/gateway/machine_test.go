@@ -312,34 +312,50 @@ func TestResponseID(t *testing.T) {
 	}
 }
 
-// TestUsage reads the number of reused tokens from answers in all splits, and never from the text of an answer.
+// TestUsage reads the numbers of tokens from answers in all splits, and never from the text of an answer.
 func TestUsage(t *testing.T) {
-	for text, want := range map[string]uint64{
-		`{"usage":{"prompt_tokens_details":{"cached_tokens":48}}}`:                                  48,
-		"data: {\"x\":[]}\n\ndata: {\"usage\":{\"cached_tokens\" : 123 }}\n":                        123,
-		`{"usage":{"input_tokens":3,"cache_read_input_tokens":48,"cache_creation_input_tokens":9}}`: 48,
-		"event: message_start\ndata: {\"usage\":{\"cache_read_input_tokens\":1}}\n\nevent: message_delta\n" +
-			"data: {\"usage\":{\"output_tokens\":2,\"cache_read_input_tokens\":16}}\n": 16,
-		`{"text":"\"cache_read_input_tokens\":9}"}`:    0,
-		`{"cached_tokens":5,"x":1,"cached_tokens":7}`:  7,
-		`{"text":"\"cached_tokens\":9}"}`:              0,
-		`{"cached_tokens":null}`:                       0,
-		`{"cached_tokens":"8"}`:                        0,
-		`{"cached_tokens":99999999999999999999999999}`: 0,
-		`{"cached_tokens"`:                             0,
-		`{"cached_token`:                               0,
-		"":                                             0,
+	type numbers struct{ reused, prompt, completion uint64 }
+	for text, want := range map[string]numbers{
+		`{"usage":{"prompt_tokens":64,"total_tokens":70,"completion_tokens":6,` +
+			`"prompt_tokens_details":{"cached_tokens":48}}}`: {48, 64, 6},
+		"data: {\"x\":[]}\n\ndata: {\"usage\":{\"cached_tokens\" : 123 }}\n": {reused: 123},
+		// continuous usage: the last event has the sum of a batch
+		"data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\n" +
+			"data: {\"usage\":{\"prompt_tokens\":8,\"completion_tokens\":4}}\n": {0, 8, 4},
+		`{"usage":{"input_tokens":64,"input_tokens_details":{"cached_tokens":48},"output_tokens":5}}`: {48, 64, 5},
+		`{"usage":{"input_tokens":3,"cache_read_input_tokens":48,"cache_creation_input_tokens":9}}`:   {48, 60, 0},
+		`{"usage":{"input_tokens":3,"output_tokens":2,"cache_read_input_tokens":null}}`:               {0, 3, 2},
+		`{"usage":{"input_tokens":0,"output_tokens":2,"cache_read_input_tokens":16}}`:                 {16, 16, 2},
+		// vLLM repeats the prompt's numbers at the end of a stream, and SGLang does not
+		"event: message_start\ndata: {\"usage\":{\"input_tokens\":20,\"output_tokens\":0}}\n\nevent: message_delta\n" +
+			"data: {\"usage\":{\"input_tokens\":4,\"output_tokens\":2,\"cache_read_input_tokens\":16}}\n": {16, 20, 2},
+		"event: message_start\ndata: {\"usage\":{\"input_tokens\":4,\"cache_read_input_tokens\":16}}\n\n" +
+			"event: message_delta\ndata: {\"usage\":{\"output_tokens\":2}}\n": {16, 20, 2},
+		`{"text":"\"cache_read_input_tokens\":9}"}`:              {},
+		`{"text":"\"prompt_tokens\":9}","prompt_tokens":4}`:      {prompt: 4},
+		`{"tokens":1,"my_prompt_tokens":2,"xprompt_tokens": 3 }`: {},
+		`{"cached_tokens":5,"x":1,"cached_tokens":7}`:            {reused: 7},
+		`{"text":"\"cached_tokens\":9}"}`:                        {},
+		`{"cached_tokens":null}`:                                 {},
+		`{"cached_tokens":"8"}`:                                  {},
+		`{"cached_tokens":99999999999999999999999999}`:           {},
+		`{"prompt_tokens":99999999999,"input_tokens":-5}`:        {},
+		`{"prompt_tokens":-5,"completion_tokens":1e3}`:           {},
+		`{"prompt_tokens":1.5,"completion_tokens":true}`:         {},
+		`{"cached_tokens"`:                                       {},
+		`{"cached_token`:                                         {},
+		"":                                                       {},
 	} {
 		for step := 1; step <= len(text)+1; step++ {
 			var u usage
-			var got uint64
+			var got numbers
 			for at := 0; at < len(text); at += step {
 				if n, some := u.read([]byte(text[at:min(at+step, len(text))])); some {
-					got = n
+					got.reused = n
 				}
 			}
-			if got != want {
-				t.Fatalf("%s in pieces of %d: %d, want %d", text, step, got, want)
+			if got.prompt, got.completion = u.prompt(), u.completion(); got != want {
+				t.Fatalf("%s in pieces of %d: %+v, want %+v", text, step, got, want)
 			}
 		}
 	}

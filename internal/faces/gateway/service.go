@@ -80,6 +80,10 @@ type Metrics interface {
 
 	// TokenizationAvoided counts a request with token ids in place of its text, which the engine does not tokenize.
 	TokenizationAvoided(model string, tokens int)
+
+	// PromptCompared counts a complete answer by the estimated tokens of all its prompts, and by the numbers of the
+	// engine. It is called only if the estimate and the prompt's actual number are known.
+	PromptCompared(model string, estimated, actual, completion uint64)
 }
 
 // Service is the external processor. It serves any number of streams concurrently.
@@ -231,6 +235,8 @@ type booking struct {
 
 	prefill uint64 // tokens that the chosen worker computes, if another worker answers: without its reuse
 
+	estimated uint64 // tokens of all prompts; 0: unknown, or the estimate covers only a part
+
 	alive *renewal
 }
 
@@ -293,6 +299,9 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	}
 	if e.ResponseID != "" && s.cfg.Bind != nil {
 		s.cfg.Bind(b.ref.Model, e.ResponseID, b.rank, b.ref.RequestID)
+	}
+	if e.PromptTokens > 0 && b.estimated > 0 {
+		s.cfg.Metrics.PromptCompared(b.ref.Model, b.estimated, e.PromptTokens, e.CompletionTokens)
 	}
 	if e.Free {
 		b.alive.stop()
@@ -389,6 +398,9 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	b.prompt.ISLTokens = chosen.ISLTokens
 	if chosen.Prefill == nil {
 		b.prefill = chosen.ISLTokens
+	}
+	if !r.Partial {
+		b.estimated = chosen.ISLTokens
 	}
 	if t := chosen.Tokenization; t != nil {
 		r.Unsupported = t.UnsupportedFields

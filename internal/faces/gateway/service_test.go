@@ -78,6 +78,10 @@ func (w *world) config() Config {
 func (w *world) ReportReused(_ string, n uint64) { w.say("reused %d", n) }
 func (w *world) Moved(model string)              { w.say("moved %s", model) }
 
+func (w *world) PromptCompared(model string, estimated, actual, completion uint64) {
+	w.say("compared %s %d with %d and %d", model, estimated, actual, completion)
+}
+
 func (w *world) TokenizationAvoided(model string, tokens int) { w.say("avoided %s %d", model, tokens) }
 
 func (w *world) Unsupported(api string, names []string) {

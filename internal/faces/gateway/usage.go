@@ -3,45 +3,52 @@ package gateway
 import (
 	"bytes"
 	"regexp"
+
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// usage finds the reused tokens in a response that arrives in pieces, as JSON or as a stream of events: the field
-// usage.prompt_tokens_details.cached_tokens of OpenAI's APIs, or usage.cache_read_input_tokens of Anthropic's. Text in
-// the answer cannot match: its quotation marks are escaped. The zero value is ready for use.
+// usage reads the numbers of tokens in a response that arrives in pieces, as JSON or as a stream of events. The numbers
+// are fields of the object usage. A later number replaces an earlier one: streams may repeat the object. Text in the
+// answer cannot match: its quotation marks are escaped. The zero value is ready for use.
 type usage struct {
-	tail []byte // the last bytes read: a key or its number may begin there
+	tail []byte            // the last bytes read: a name or its number may begin there
+	last map[string]uint64 // the last number of each name
 }
 
-// usageKeys are the names of the fields.
-var usageKeys = [][]byte{[]byte(`"cached_tokens"`), []byte(`"cache_read_input_tokens"`)}
-
-// longestKey is the length of the longest name.
-const longestKey = len(`"cache_read_input_tokens"`)
-
-// nextKey returns the place of the first name in a text, and its length. The place is negative without a name.
-func nextKey(text []byte) (at, length int) {
-	at = -1
-	for _, key := range usageKeys {
-		if i := bytes.Index(text, key); i >= 0 && (at < 0 || i < at) {
-			at, length = i, len(key)
-		}
-	}
-	return at, length
+// usageNames has the names of the fields. A field with true has the number of reused tokens.
+var usageNames = map[string]bool{
+	"cached_tokens": true, "prompt_tokens": false, "completion_tokens": false, // of OpenAI's APIs
+	"input_tokens": false, "output_tokens": false, // of OpenAI Responses and Anthropic Messages
+	"cache_read_input_tokens": true, "cache_creation_input_tokens": false, // of Anthropic Messages
 }
 
-// maxNumber bounds the bytes of a number and of the text before it.
-const maxNumber = 18
+// nameEnd is the end of every name.
+var nameEnd = []byte(`tokens"`)
 
-// read returns the number that ends in these bytes, the last of several. some is false without a number.
-func (u *usage) read(b []byte) (n uint64, some bool) {
+const (
+	longestName = len(`"cache_creation_input_tokens"`)
+
+	// maxNumber bounds the bytes of a number and of the text before it.
+	maxNumber = 18
+)
+
+// read reads a piece, and returns the number of reused tokens that ends there. reported is false without the number.
+func (u *usage) read(b []byte) (reused uint64, reported bool) {
 	text := append(u.tail, b...)
 	for {
-		at, length := nextKey(text)
-		if at < 0 {
-			u.tail = append([]byte(nil), text[max(0, len(text)-longestKey+1):]...)
-			return n, some
+		end := bytes.Index(text, nameEnd)
+		if end < 0 {
+			u.tail = append([]byte(nil), text[max(0, len(text)-longestName+1):]...)
+			return reused, reported
 		}
-		rest := text[at+length:]
+		end += len(nameEnd)
+		before, rest := text[max(0, end-longestName):end], text[end:]
+		name := before[bytes.LastIndexByte(before[:len(before)-1], '"')+1 : len(before)-1]
+		reuse, known := usageNames[string(name)]
+		if !known {
+			text = rest
+			continue
+		}
 		value, digits := uint64(0), false
 		i := 0
 		for ; i < min(len(rest), maxNumber); i++ {
@@ -52,14 +59,35 @@ func (u *usage) read(b []byte) (n uint64, some bool) {
 			}
 		}
 		if i == len(rest) && i < maxNumber { // the number may continue
-			u.tail = append([]byte(nil), text[at:]...)
-			return n, some
+			u.tail = append([]byte(nil), before...)
+			u.tail = append(u.tail, rest...)
+			return reused, reported
 		}
-		if digits && i < maxNumber {
-			n, some = value, true
+		if digits && i < maxNumber && bytes.IndexByte([]byte(",}] \t\r\n"), rest[i]) >= 0 && value <= api.MaxISL {
+			if u.last == nil {
+				u.last = map[string]uint64{}
+			}
+			if u.last[string(name)] = value; reuse {
+				reused, reported = value, true
+			}
 		}
 		text = rest[i:]
 	}
+}
+
+// prompt returns the number of the prompts' tokens, with the reused tokens; 0: unknown. input_tokens of Anthropic
+// Messages lacks the tokens that the engine has read from its cache or written to it (vllm-project/vllm ›
+// vllm/entrypoints/anthropic/serving.py, _build_anthropic_usage). Only that API has separate fields for them.
+func (u *usage) prompt() uint64 {
+	if n, some := u.last["prompt_tokens"]; some {
+		return n
+	}
+	return u.last["input_tokens"] + u.last["cache_read_input_tokens"] + u.last["cache_creation_input_tokens"]
+}
+
+// completion returns the number of the answers' tokens; 0: unknown, or none.
+func (u *usage) completion() uint64 {
+	return max(u.last["completion_tokens"], u.last["output_tokens"])
 }
 
 // responseID finds the id of a response of the Responses API at the beginning of an answer, as JSON or as a stream of

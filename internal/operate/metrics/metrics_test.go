@@ -200,6 +200,7 @@ func everything(t *testing.T) string {
 	q.Moved("m")
 	q.Disaggregated("m", "prefill")
 	q.TokenizationAvoided("m", 1)
+	q.PromptCompared("m", 1, 1, 1)
 	q.Unsupported("chat", []string{"task"})
 	q.Routed("m", 1, 1, [4]uint64{1}, [4]uint64{1}, "best")
 	q.Best("m", 1)
@@ -269,6 +270,23 @@ func TestModelsAreBounded(t *testing.T) {
 	}
 	if n := strings.Count(text, "\nkvatlas_route_reused_tokens_total{"); n != maxModels+1 {
 		t.Errorf("%d models", n)
+	}
+}
+
+// TestPromptEstimates: an estimate is close within a tenth of the actual number.
+func TestPromptEstimates(t *testing.T) {
+	handler, q := New(configOf(api.Status{}))
+	for _, estimated := range []uint64{90, 100, 110, 89, 111, 0} {
+		q.PromptCompared("m", estimated, 100, 2)
+	}
+	text := get(t, handler)
+	for _, want := range []string{
+		`prompt_tokens_estimated_total{model="m"} 500`, `prompt_tokens_actual_total{model="m"} 600`,
+		`completion_tokens_actual_total{model="m"} 12`, `prompt_estimates_total{model="m",outcome="close"} 3`,
+		`prompt_estimates_total{model="m",outcome="off"} 3`} {
+		if !strings.Contains(text, "\nkvatlas_"+want+"\n") {
+			t.Errorf("no %s", want)
+		}
 	}
 }
 

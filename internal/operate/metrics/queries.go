@@ -34,6 +34,8 @@ type Queries struct {
 	avoided       *prometheus.CounterVec
 	avoidedTokens *prometheus.CounterVec
 
+	estimated, actual, completion, estimates *prometheus.CounterVec
+
 	fields   *prometheus.CounterVec
 	routed   [4]*prometheus.CounterVec // tokens by step; the last two also by tier
 	outcomes *prometheus.CounterVec
@@ -143,6 +145,20 @@ func (q *Queries) TokenizationAvoided(model string, tokens int) {
 	q.avoidedTokens.WithLabelValues(model).Add(float64(tokens))
 }
 
+// PromptCompared counts a request by the estimated and the actual tokens of its prompts, and the tokens of its answers.
+// An estimate is off if it differs from the actual number by more than a tenth of that number.
+func (q *Queries) PromptCompared(model string, estimated, actual, completion uint64) {
+	model = q.models.label(model)
+	q.estimated.WithLabelValues(model).Add(float64(estimated))
+	q.actual.WithLabelValues(model).Add(float64(actual))
+	q.completion.WithLabelValues(model).Add(float64(completion))
+	outcome := "close"
+	if 10*(max(estimated, actual)-min(estimated, actual)) > actual {
+		outcome = "off"
+	}
+	q.estimates.WithLabelValues(model, outcome).Inc()
+}
+
 // Unsupported counts a request that was routed by load because of fields, by API and field.
 func (q *Queries) Unsupported(of string, names []string) {
 	for _, name := range names {
@@ -242,6 +258,14 @@ func New(cfg Config) (http.Handler, *Queries) {
 			"Completions through a gateway that the engine received as token ids, without a tokenization in the engine.", "model"),
 		avoidedTokens: counter("kvatlas_tokenize_avoided_tokens_total",
 			"Prompt tokens of these completions.", "model"),
+		estimated: counter("kvatlas_prompt_tokens_estimated_total", "Prompt tokens counted or estimated before the "+
+			"choice, of requests through a gateway whose answer has the engine's number (usage).", "model"),
+		actual: counter("kvatlas_prompt_tokens_actual_total", "Prompt tokens according to the engines (usage), of the "+
+			"requests in kvatlas_prompt_tokens_estimated_total.", "model"),
+		completion: counter("kvatlas_completion_tokens_actual_total", "Tokens of answers according to the engines (usage), "+
+			"of the requests in kvatlas_prompt_tokens_estimated_total.", "model"),
+		estimates: counter("kvatlas_prompt_estimates_total", "Requests in kvatlas_prompt_tokens_estimated_total by outcome: "+
+			"close (the estimate differs from the actual number by at most 10 %), off.", "model", "outcome"),
 		fields: counter("kvatlas_unsupported_fields_total", "Requests routed by load because of a field that determines "+
 			"tokens or tenant and is not supported, or is unknown; by API and field. At most 64 unknown names have series.",
 			"api", "field"),

@@ -144,6 +144,31 @@ func utf32Bytes(s string, order binary.AppendByteOrder) (b []byte) {
 	return b
 }
 
+// TestPartial: a request is partial if the prompt has more tokens than the body.
+func TestPartial(t *testing.T) {
+	for _, c := range []struct {
+		api  API
+		body string
+		want bool
+	}{
+		{Completions, `{"prompt":[[1],[2]],"temperature":NaN,"session_params":null}`, false},
+		{Chat, `{"messages":[],"previous_response_id":null,"task":"query"}`, false},
+		{Responses, `{"input":"a","previous_response_id":""}`, false},
+		{Embeddings, `{"input":["a","b"]}`, false},
+		{"", `{"prompt":"a"}`, false},
+		{"", `{"x":"a"}`, true},
+		{Responses, `{"input":"a","previous_response_id":"resp_1"}`, true},
+		{Chat, `{"messages":[],"session_params":{"id":"a"}}`, true},
+		{Chat, `{"messages":[],"documents":[NaN]}`, true},
+		{Score, `{"queries":"a","documents":["b","c"]}`, true},
+		{Rerank, `{"query":"a","documents":["b","c"]}`, true},
+	} {
+		if r, err := Read(c.api, []byte(c.body)); err != nil || r.Partial != c.want {
+			t.Errorf("%s: %v, %v, want %v", c.body, r.Partial, err, c.want)
+		}
+	}
+}
+
 // TestExpand merges the fields of a query with those of its request.
 func TestExpand(t *testing.T) {
 	r, err := Expand(&api.Text{Messages: api.Value(`[{}]`), Request: api.Value(`{"cache_salt":"s","x":1,"tools":[{}]}`)})

@@ -27,6 +27,10 @@ type Request struct {
 	// Length is the approximate number of tokens of all prompts. Further is that of the prompts after the first.
 	Length, Further uint64
 
+	// Partial means that Length lacks tokens of the engine's prompts: the tokens of an earlier request or of a field with
+	// NaN, or repetitions of the query (score, rerank). An unknown API is also partial.
+	Partial bool
+
 	// Prompts is the number of prompts in a list; 0: the request has one prompt, which is no list.
 	Prompts int
 
@@ -54,7 +58,7 @@ func Read(a API, body []byte) (*Request, error) {
 	case has("prompt"):
 		a = Completions
 	}
-	r := &Request{API: a}
+	r := &Request{API: a, Partial: a == "" || a == Score || a == Rerank}
 	table := tables[a]
 	var size length
 	for _, f := range list {
@@ -75,6 +79,9 @@ func Read(a API, body []byte) (*Request, error) {
 		if f.finite {
 			size.add(f.value)
 		}
+		if !f.finite || continues[f.name] && !neutral(f.value) {
+			r.Partial = true
+		}
 		supported := class != Unsupported && f.finite && r.set(f.name, f.value, class)
 		if table != nil && !supported && !(known && neutral(f.value)) {
 			r.refuse(f.name)
@@ -84,6 +91,9 @@ func Read(a API, body []byte) (*Request, error) {
 	r.finish()
 	return r, nil
 }
+
+// continues has the fields that add the tokens of an earlier request to the prompt.
+var continues = map[string]bool{"previous_response_id": true, "session_params": true}
 
 // finish removes the fields that do not change token ids.
 func (r *Request) finish() {
