@@ -29,9 +29,10 @@
 // # Zones
 //
 // A zone is a set of nodes with common failures. The order of nodes is then by the rank of a node in the zone for the
-// partition, and by the hash among nodes of the same rank. So the first owners are in as many zones as possible. A new
-// node moves no other node to an earlier place, so only the new node acquires partitions. Nodes of its zone with a lower
-// hash move down by a rank. A node without a zone is a separate zone. If no node has a zone, the order is the order of the hash.
+// partition, and by the hash among nodes of the same rank. So the first owners are in as many zones as possible.
+// A new node moves no other node to an earlier place, so only the new node acquires partitions. Nodes of its zone with
+// a lower hash move down by a rank. A node without a zone is a separate zone. If no node has a zone, the hash alone
+// determines the order.
 //
 // The rank limits the share of a zone: with R zones or more, a zone has a partition at most once. So nodes of small
 // zones have more partitions than nodes of large zones; TestLoadOfZones has the figures.

@@ -162,8 +162,8 @@ func (m *Machine) Step(now time.Duration, acked uint64, look *Look) (a Actions) 
 	return a
 }
 
-// MustAnnounce reports whether the last announcement keeps other nodes from sending this node queries for a model, in an
-// announced partition.
+// MustAnnounce reports whether the last announcement keeps other nodes from sending this node queries for a model, in
+// an announced partition.
 func (m *Machine) MustAnnounce(s Advertisement) bool {
 	for model, of := range s.Models {
 		for _, p := range of.List() {

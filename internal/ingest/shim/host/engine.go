@@ -179,8 +179,8 @@ func shareFacts(ranks []*Shim) error {
 	return nil
 }
 
-// stopContext returns a context with an end --stop-wait after stop, which leaves time to record the end of the engine. The
-// context ends at once if stop ends with ErrEngineGone, or when end is called.
+// stopContext returns a context with an end --stop-wait after stop, which leaves time to record the end of the engine.
+// The context ends at once if stop ends with ErrEngineGone, or when end is called.
 func (s *Shim) stopContext(stop context.Context, log *slog.Logger) (ctx context.Context, end context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stop))
 	forget := context.AfterFunc(stop, func() {
