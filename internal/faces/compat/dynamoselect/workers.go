@@ -395,7 +395,7 @@ func (s *selectService) follow(ctx context.Context, instance events.WorkerID, wa
 
 // patience is the longest wait for the registry to reflect a change. After that, the reply has the current state of the
 // worker.
-const patience = 5 * time.Second
+const patience = 15 * time.Second
 
 // await waits until all ranks of a worker can be selected, or no rank if a field is missing.
 func (s *selectService) await(ctx context.Context, w *worker) {
