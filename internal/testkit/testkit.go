@@ -67,8 +67,8 @@ func Sequential(t testing.TB) {
 	}
 }
 
-// Main runs sixteen parallel tests at a time, unless the flag -parallel is given. TestMain calls Main in packages with
-// many tests that wait for servers and clocks.
+// Main runs sixteen parallel tests at a time, and four under the race detector, unless the flag -parallel is given.
+// TestMain calls Main in packages with many tests that wait for servers and clocks.
 func Main(m *testing.M) {
 	Parallel()
 	os.Exit(m.Run())
@@ -76,7 +76,11 @@ func Main(m *testing.M) {
 
 // Parallel is the part of [Main] for a TestMain with further steps.
 func Parallel() {
-	if err := flag.Set("test.parallel", "16"); err != nil {
+	most := "16"
+	if Race {
+		most = "4" // tests use many times the processor time
+	}
+	if err := flag.Set("test.parallel", most); err != nil {
 		panic(err)
 	}
 }

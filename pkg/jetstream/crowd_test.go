@@ -40,9 +40,9 @@ func (w *world) openBatches(nc *nats.Conn, subject string, n int) (commit func()
 }
 
 // TestCrowded: one client leaves as many batches open as the server allows. Another publisher of the partition stores
-// its messages one by one, reports the cause, and returns to batches.
+// its messages one by one, reports the cause, and returns to batches. The server closes batches after 10 s without a
+// message, so no other test runs at the same time.
 func TestCrowded(t *testing.T) {
-	t.Parallel()
 	srv := plainServer(t, &server.Options{JetStream: true, StoreDir: t.TempDir()}) // with nats-server's own limits
 	w := &world{t: t, ctx: ctxFor(t), c: connect(t, ConnOptions{URLs: []string{srv.ClientURL()}})}
 	w.join()
