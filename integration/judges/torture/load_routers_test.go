@@ -59,7 +59,7 @@ type tracked struct {
 	blocks []string         // of the prompt: equal names are shared blocks
 
 	tried       time.Time // the first booking was sent
-	latest      time.Time // the last was answered, or may have been carried out until
+	latest      time.Time // the last booking or progress was answered, or may have been carried out until
 	booked      fact
 	maybeBooked bool
 	twice       bool // two nodes have booked the id
@@ -389,6 +389,7 @@ func (r *routers) prefillComplete(q *tracked, by *way) verdict {
 	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	q.latest = time.Now()
 	switch v {
 	case yes:
 		q.done, q.booked = append(q.done, who), append(q.booked, who)
@@ -411,6 +412,7 @@ func (r *routers) output(rng *rand.Rand, q *tracked) {
 	v, who, _ := r.call(by, func(ctx context.Context, c *client.Client) error { return c.OutputBlock(ctx, ref) })
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	q.latest = time.Now()
 	switch v {
 	case yes:
 		q.outputs, q.booked = append(q.outputs, fact{who}), append(q.booked, who)

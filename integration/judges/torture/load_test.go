@@ -403,9 +403,13 @@ func (r *loadTorture) judge(all []reading) {
 			done := q.done.survives()
 			maybe := done || q.maybeDone || len(q.done) > 0
 			acked, sure := len(q.booked) > 0, q.booked.survives()
+			before := q.latest // the look is progress, and restarts the expiry
 			if v := r.routers.prefillComplete(q, by); v != unknown {
+				after := q.latest
+				q.latest = before
 				wrong[i] = r.judgeOne(q, v == yes, acked, sure, now)
 				expect.add(q, done, maybe, now)
+				q.latest = after
 			} else {
 				wrong[i] = "the state is unknown"
 			}
