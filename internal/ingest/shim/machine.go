@@ -111,6 +111,14 @@ type Read struct {
 	Digest uint64
 }
 
+// first returns the number of an engine's first message.
+func (f *Frame) first() events.EngineSeq {
+	if f.Read != nil {
+		return 1 // router events count from 1
+	}
+	return 0
+}
+
 func (f *Frame) digest() uint64 {
 	if f.Read != nil {
 		return f.Read.Digest
@@ -433,6 +441,10 @@ func (m *Machine) Live(f Frame, now events.Millis) {
 // loss.
 func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
 	switch {
+	case !m.taken.Known && f.Seq > f.first() && m.replay && !inVain: // published after the empty replay
+		m.hold(f)
+		m.startReplay()
+		m.fallBehind()
 	case !m.taken.Known:
 		m.takeFirst(f)
 	case f.Seq == m.taken.Seq+1:
@@ -458,11 +470,7 @@ func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
 
 // takeFirst processes the first message of an engine process.
 func (m *Machine) takeFirst(f Frame) {
-	first := events.EngineSeq(0)
-	if f.Read != nil {
-		first = 1 // router events count from 1
-	}
-	if f.Seq > first {
+	if f.Seq > f.first() {
 		if m.phase.takesLive() && m.wantSnapshot() {
 			m.hold(f)
 			return

@@ -656,6 +656,50 @@ func TestReplayOfAnother(t *testing.T) {
 	}
 }
 
+// TestMessagesBeforeTheSubscription lets the engine publish its first messages after an empty replay, but before the
+// publisher has the subscription. The first live message is a gap, and another replay has the missing messages. If all
+// replays are empty, the engine's earlier messages count as lost.
+func TestMessagesBeforeTheSubscription(t *testing.T) {
+	frame := func(n events.EngineSeq) Frame { return Frame{Seq: n, Payload: fmt.Appendf(nil, "life1 +%d", n)} }
+	for _, repeats := range []bool{true, false} {
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+		m.Recovered(Published{}, 1)
+		m.Connected()
+		wantsReplay(m)
+		m.ReplayEnded(1)
+		if m.CatchingUp() {
+			fly(t, m)
+		}
+		m.Live(frame(2), 1)
+		if !m.CatchingUp() {
+			t.Error("the machine has caught up without two messages")
+		}
+		replays := 0
+		for ; ; replays++ {
+			from, ok := wantsReplay(m)
+			if !ok {
+				break
+			}
+			if from != 0 || replays > m.limits.ReplayFailures {
+				t.Fatalf("replay %d from %d", replays, from)
+			}
+			for seq := events.EngineSeq(0); repeats && seq < 3; seq++ {
+				m.Replayed(frame(seq), 1)
+			}
+			if m.ReplayEnded(1).Again {
+				m.RetryReplay()
+			}
+		}
+		c, late, taken, most := m.Counts(), uint64(0), uint64(3), 1
+		if !repeats {
+			late, taken, most = 1, 1, m.limits.ReplayFailures
+		}
+		if c.JoinedLate != late || c.Taken != taken || c.Gaps != 0 || replays != most || m.taken.Seq != 2 {
+			t.Errorf("replays %v: %+v after %d replays, up to %d", repeats, c, replays, m.taken.Seq)
+		}
+	}
+}
+
 // TestLogUnreadable checks that an unreadable message begins a single incarnation, for any number of reads before the
 // next flight, and that another unreadable message begins another incarnation.
 func TestLogUnreadable(t *testing.T) {

@@ -146,8 +146,12 @@ func (m *Machine) ReplayEnded(now events.Millis) ReplayRetry {
 func (m *Machine) beyond() bool {
 	next := m.taken.Seq + 1
 	for i := range m.held.frames {
-		switch f := &m.held.frames[i]; {
-		case m.taken.Known && f.Seq > next:
+		f := &m.held.frames[i]
+		if i == 0 && !m.taken.Known {
+			next = f.first()
+		}
+		switch {
+		case f.Seq > next:
 			return true
 		case f.Seq == next:
 			next++
