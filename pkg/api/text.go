@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/vmihailenco/msgpack/v5"
@@ -54,6 +55,10 @@ type Tokenization struct {
 	// KeepText, for callers in the same process, means that the engine must receive the text: its tokens are compared
 	// with TokenIDs, or differed in an earlier comparison.
 	KeepText bool `json:"-" msgpack:"-"`
+
+	// Took, for callers in the same process, is the time in which the tokenizer made the tokens, also for tokens from a
+	// cache.
+	Took time.Duration `json:"-" msgpack:"-"`
 
 	// UnsupportedFields has the names of the fields that prevented a look-up: unknown fields, and fields of the tokens or
 	// of the tenant whose effect the node cannot reproduce.

@@ -58,6 +58,9 @@ func TestForwardedTokens(t *testing.T) {
 			if of := g.metric("kvatlas_tokenize_avoided_tokens_total"); counted != float64(forwarded) || of != float64(tokens) {
 				t.Errorf("%v requests and %v tokens are counted", counted, of)
 			}
+			if took := g.metric("kvatlas_tokenize_avoided_seconds_total"); took <= 0 || took > 60 {
+				t.Errorf("the tokens are made in %v s", took)
+			}
 			g.idle()
 			g.compared(60)
 		})

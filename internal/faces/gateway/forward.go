@@ -19,6 +19,6 @@ func (s *Service) forward(body []byte, chosen *api.Selection) []byte {
 	if !ok || len(replaced) > max(len(body), largerBody) {
 		return nil
 	}
-	s.cfg.Metrics.TokenizationAvoided(chosen.Model, len(t.TokenIDs))
+	s.cfg.Metrics.TokenizationAvoided(chosen.Model, len(t.TokenIDs), t.Took)
 	return replaced
 }

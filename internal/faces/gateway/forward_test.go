@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -13,7 +14,7 @@ import (
 // must receive the text.
 func TestForwardTokens(t *testing.T) {
 	const path = " /v1/completions"
-	made := api.Tokenization{Tokenized: true, PromptTokens: 2, TokenIDs: api.Tokens{7, 8}}
+	made := api.Tokenization{Tokenized: true, PromptTokens: 2, TokenIDs: api.Tokens{7, 8}, Took: time.Second}
 	changed := func(change func(*api.Tokenization)) *api.Tokenization {
 		result := made
 		change(&result)
@@ -70,7 +71,7 @@ func TestForwardTokens(t *testing.T) {
 				replaced) != (c.want != "") || strings.Contains(log, "content-length") != (c.want != "") {
 				t.Errorf("%s in %s: the body is not %q: %s", name, mode, c.want, log)
 			}
-			if counted := strings.Contains(log, "avoided m 2"); counted != (c.want != "") || counted && !asked {
+			if counted := strings.Contains(log, "avoided m 2 1s"); counted != (c.want != "") || counted && !asked {
 				t.Errorf("%s in %s: counted %v, token ids requested %v: %s", name, mode, counted, asked, log)
 			}
 		}

@@ -78,8 +78,9 @@ type Metrics interface {
 	// fields without support in the source of tokens.
 	Unsupported(api string, names []string)
 
-	// TokenizationAvoided counts a request with token ids in place of its text, which the engine does not tokenize.
-	TokenizationAvoided(model string, tokens int)
+	// TokenizationAvoided counts a request with token ids in place of its text, which the engine does not tokenize, and
+	// the time in which the tokenizer of this node made the tokens.
+	TokenizationAvoided(model string, tokens int, took time.Duration)
 
 	// PromptCompared counts a complete answer by the estimated tokens of all its prompts, and by the numbers of the
 	// engine. It is called only if the estimate and the prompt's actual number are known.

@@ -82,7 +82,9 @@ func (w *world) PromptCompared(model string, estimated, actual, completion uint6
 	w.say("compared %s %d with %d and %d", model, estimated, actual, completion)
 }
 
-func (w *world) TokenizationAvoided(model string, tokens int) { w.say("avoided %s %d", model, tokens) }
+func (w *world) TokenizationAvoided(model string, tokens int, took time.Duration) {
+	w.say("avoided %s %d %v", model, tokens, took)
+}
 
 func (w *world) Unsupported(api string, names []string) {
 	if len(names) > 0 {

@@ -33,6 +33,7 @@ type Queries struct {
 	disaggregated *prometheus.CounterVec
 	avoided       *prometheus.CounterVec
 	avoidedTokens *prometheus.CounterVec
+	avoidedTime   *prometheus.CounterVec
 
 	estimated, actual, completion, estimates *prometheus.CounterVec
 
@@ -138,11 +139,13 @@ func (q *Queries) Disaggregated(model, outcome string) {
 	q.disaggregated.WithLabelValues(q.models.label(model), outcome).Inc()
 }
 
-// TokenizationAvoided counts a completion that an engine received as token ids in place of a text.
-func (q *Queries) TokenizationAvoided(model string, tokens int) {
+// TokenizationAvoided counts a completion that an engine received as token ids in place of a text. took is the time in
+// which this node's tokenizer made the tokens.
+func (q *Queries) TokenizationAvoided(model string, tokens int, took time.Duration) {
 	model = q.models.label(model)
 	q.avoided.WithLabelValues(model).Inc()
 	q.avoidedTokens.WithLabelValues(model).Add(float64(tokens))
+	q.avoidedTime.WithLabelValues(model).Add(took.Seconds())
 }
 
 // PromptCompared counts a request by the estimated and the actual tokens of its prompts, and the tokens of its answers.
@@ -258,6 +261,8 @@ func New(cfg Config) (http.Handler, *Queries) {
 			"Completions through a gateway that the engine received as token ids, without a tokenization in the engine.", "model"),
 		avoidedTokens: counter("kvatlas_tokenize_avoided_tokens_total",
 			"Prompt tokens of these completions.", "model"),
+		avoidedTime: counter("kvatlas_tokenize_avoided_seconds_total", "Time in which the tokenizers of --tokenizers made "+
+			"the tokens of these completions: an estimate of the time that the engines saved.", "model"),
 		estimated: counter("kvatlas_prompt_tokens_estimated_total", "Prompt tokens counted or estimated before the "+
 			"choice, of requests through a gateway whose answer has the engine's number (usage).", "model"),
 		actual: counter("kvatlas_prompt_tokens_actual_total", "Prompt tokens according to the engines (usage), of the "+

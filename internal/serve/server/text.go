@@ -105,7 +105,7 @@ func (s *Server) readText(ctx context.Context, q *api.Query) (
 		asked.Tokens, asked.Hashes, asked.CacheSalt = nil, api.Hashes{}, ""
 		return asked, r, out, nil
 	}
-	out.Tokenized, out.PromptTokens = true, len(tokens.IDs)
+	out.Tokenized, out.PromptTokens, out.Took = true, len(tokens.IDs), tokens.Took
 	asked.Tokens, asked.Media = tokens.IDs[:tokens.Known], tokens.Media
 	if q.Text.ReturnTokenIDs {
 		out.TokenIDs = tokens.IDs

@@ -410,7 +410,9 @@ func (x *source) within(ctx context.Context, t *api.Text) (Tokens, error) {
 		return Tokens{}, failed(Busy, "%d texts in progress for %v; raise in_flight, or add servers", cap(x.slots),
 			timeout)
 	}
+	began := time.Now()
 	tokens, err := x.tokenizer.Tokenize(limited, t)
+	tokens.Took = time.Since(began)
 	if err != nil && limited.Err() != nil {
 		return Tokens{}, failed(TimedOut, "no answer within %v; raise timeout_ms, or add servers", timeout)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -17,6 +18,10 @@ type Tokens struct {
 	Known int
 
 	Media []events.MediaItem // sorted, without overlaps
+
+	// Took is the time of the tokenizer, without the wait for other texts. Tokens from the cache keep the first time.
+	// [Service] sets it.
+	Took time.Duration
 }
 
 // Tokenizer tokenizes texts of one model. It must be safe for concurrent use. An error other than [*Error] is the
