@@ -412,9 +412,11 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 
 // match queries the index for the candidates' depths. For a model without events, all depths are 0.
 func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidates, x *scratch) (*api.Answer, error) {
-	nothing := &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: true}
+	nothing := func(missing []events.Partition) *api.Answer {
+		return &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: len(missing) == 0, Missing: missing}
+	}
 	if len(x.locals) == 0 && len(r.EngineHashes) == 0 {
-		return nothing, nil
+		return nothing(nil), nil
 	}
 	q := r.Query
 	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
@@ -428,20 +430,19 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	answer, err := s.cfg.Find(ctx, &q)
 	if err == nil {
 		x.room = answer.Workers[:0]
+		return answer, nil
 	}
-	var failed *api.Error
-	if errors.As(err, &failed) && failed.Code == api.CodeUnknownModel { // registered, without events yet
-		nothing.Complete, nothing.Missing = len(failed.Missing) == 0, failed.Missing
-		return nothing, nil
-	}
-	if err != nil && r.DeadlineMS > 0 {
-		switch e := api.AsError(err); e.Code { // no answer in time: the loads decide
-		case api.CodeNotReady, api.CodeUnavailable, api.CodeBehind:
-			nothing.Complete, nothing.Missing = false, e.Missing
-			return nothing, nil
+	switch e := api.AsError(err); e.Code {
+	case api.CodeUnknownModel: // registered, without events yet
+		return nothing(e.Missing), nil
+	case api.CodeNotReady, api.CodeUnavailable, api.CodeBehind:
+		if r.DeadlineMS > 0 { // no answer in time: the loads decide
+			late := nothing(e.Missing)
+			late.Complete = false
+			return late, nil
 		}
 	}
-	return answer, err
+	return nil, err
 }
 
 // fill sets the candidates: all registered ranks, with the depths of the answer.

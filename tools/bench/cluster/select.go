@@ -191,8 +191,9 @@ func (s *selecting) request() *api.SelectRequest {
 	n := s.serial.Add(1)
 	r := &api.SelectRequest{Query: api.Query{Model: model, L3: api.L3Off}, Book: true, RequestID: fmt.Sprint("r", n),
 		ISLTokens: uint64(s.Blocks*blockSize + 7)}
-	for _, l := range s.locals(n) {
-		r.Hashes = append(r.Hashes, uint64(l))
+	r.Hashes = make(api.Hashes, s.Blocks)
+	for i, l := range s.locals(n) {
+		r.Hashes[i] = uint64(l)
 	}
 	return r
 }
