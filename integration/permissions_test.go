@@ -46,6 +46,7 @@ var (
 	askers   = []string{nodeUser, readerUser, routerUser, operatorUser}
 	routers  = []string{nodeUser, routerUser}
 	managers = []string{nodeUser, operatorUser}
+	handlers = []string{nodeUser, routerUser, operatorUser}
 	shims    = []string{nodeUser, shimUser, poolUser}
 	pools    = []string{nodeUser, poolUser}
 	stores   = []string{nodeUser, storeUser}
@@ -160,6 +161,7 @@ func matrix(p, q events.Partition) []matrixRow {
 		"OpEngineLoads": askers, "OpFunnel": askers,
 		"OpSelect": routers, "OpBook": routers, "OpPrefillComplete": routers, "OpProgress": routers,
 		"OpOutputBlock": routers, "OpFree": routers, "OpEngineLoad": routers, "OpReport": routers,
+		"OpSessions": handlers, "OpEndSession": handlers,
 		"OpRegisterWorker": managers, "OpChangeWorker": managers, "OpRemoveWorker": managers,
 		"OpVerify": nodeOnly, "OpSnapshot": nodeOnly, "OpBlockHistory": nodeOnly, "OpRecorded": nodeOnly,
 		"OpPrefixes": nodeOnly,

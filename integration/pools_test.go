@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -194,6 +195,13 @@ func TestSelectSessions(t *testing.T) {
 	if _, err := asks[1].Select(ctx, pinned); client.CodeOf(err) != api.CodeConflict {
 		t.Errorf("a request of the session elsewhere: %v", err)
 	}
+	endSession(t, ctx, nats, asks, "s", first)
+	if s, err = asks[0].Select(ctx, request("r4", "s")); err != nil || s.Session == nil ||
+		s.Session.Binding != api.SessionMade {
+		t.Fatalf("after the end of the session: %+v, %v", s, err)
+	}
+	first = s
+	kept(asks[1], "the other node has the session's new worker")
 	nodes[0].Kill()
 	third := startRouting(t, nats, constants, "n2")[0]
 	c, err := client.HTTP([]string{"http://" + third.HTTP}, client.Options{})
@@ -259,5 +267,47 @@ func TestSelectWaits(t *testing.T) {
 	})
 	if err := <-got; err != nil {
 		t.Errorf("the waiting request: %v", err)
+	}
+}
+
+// endSession ends a session at the second node. Its binding is listed on all nodes before, and on no node afterwards.
+func endSession(t *testing.T, ctx context.Context, nats string, asks []*client.Client, id string,
+	bound *client.Selection) {
+	t.Helper()
+	list := harness.IndexerJSON[api.SessionList](t, nats, "sessions --prompts")
+	if list.Total != 2 || list.Total != len(list.Sessions) || !list.Affinity {
+		t.Errorf("sessions: %+v", list)
+	}
+	of := func(c *client.Client) *api.SessionList {
+		l, err := c.Sessions(ctx, &api.SessionsRequest{SessionID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	for i, c := range asks {
+		l := of(c)
+		if len(l.Sessions) != 1 || l.Sessions[0].Worker != bound.Worker || l.Sessions[0].ID != id ||
+			l.Sessions[0].Expires.Sub(l.Sessions[0].LastUse).Round(time.Second) != time.Hour {
+			t.Errorf("node %d: %+v", i, l)
+		}
+	}
+	if r := harness.Run(t, "indexer", "sessions", id, "--nats", nats); r.Code != 0 ||
+		!strings.Contains(r.Stdout, string(bound.Worker)) {
+		t.Errorf("indexer sessions: %+v", r)
+	}
+	ended, err := asks[1].EndSession(ctx, "m", id)
+	if err != nil || len(ended.Sessions) != 1 || ended.Sessions[0].Worker != bound.Worker {
+		t.Errorf("end: %+v, %v", ended, err)
+	}
+	for i, c := range asks {
+		harness.Eventually(t, fmt.Sprintf("node %d has ended the session", i), func() (bool, string) {
+			l := of(c)
+			return len(l.Sessions) == 0, fmt.Sprintf("%+v", l)
+		})
+	}
+	if r := harness.Run(t, "indexer", "sessions", "end", id, "--nats", nats); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "nothing has ended") {
+		t.Errorf("a second end: %+v", r)
 	}
 }

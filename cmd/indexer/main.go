@@ -29,7 +29,7 @@ queries over NATS and HTTP.
   indexer doctor                       find faults and print remedies`,
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
-		workersCommand(), statusCommand(), topCommand(), clusterCommand(), doctorCommand(),
+		workersCommand(), sessionsCommand(), statusCommand(), topCommand(), clusterCommand(), doctorCommand(),
 		snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), namespaceCommand(), dumpCommand(),
 		loadCommand(), demo.Command(), command.Command(), routesim.Command(), probeCommand(), lameDuckCommand(),
 		authCommand(), tokenizerCommand())

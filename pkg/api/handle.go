@@ -60,6 +60,7 @@ type Handler struct {
 	Registrar Registrar     // nil: operations that register and change workers are not served
 	Router    Router        // nil: the operations of routing are not served
 	Funnels   Funnels       // nil: the funnel is not served
+	Insights  Insights      // nil: sessions are not served
 	Observe   Observer      // may be nil
 	Unknown   UnknownFields // treatment of unknown fields in requests
 

@@ -30,6 +30,8 @@ const (
 	OpFunnel          = "funnel"           // FunnelRequest → Funnel
 	OpReport          = "report"           // Report → Done
 	OpBlockHistory    = "block_history"    // BlockHistoryRequest → BlockHistory
+	OpSessions        = "sessions"         // SessionsRequest, or nothing → SessionList
+	OpEndSession      = "session_end"      // SessionEnd → SessionList, of the ended sessions
 	OpRegisterWorker  = "worker_register"  // WorkerRegistration → Worker
 	OpChangeWorker    = "worker_change"    // WorkerChange → Worker, after the change
 	OpRemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, before the removal
@@ -242,6 +244,20 @@ var Operations = []*Operation{
 		method: funnels(Funnels.BlockHistory),
 	},
 	{
+		// not for readers: the answer has the ids of all clients' sessions
+		Name: OpSessions, Routes: slices.Concat(get("/v1/sessions"), post("/v1/sessions")),
+		Access: AccessRoute | AccessOperate, AnyNode: true, Granted: true,
+		Summary: "The sessions with a worker, the last used first: parameters of the URL, or a body",
+		Empty:   true, Parameters: []string{"model", "session_id"},
+		method: insights(Insights.Sessions),
+	},
+	{
+		Name: OpEndSession, Routes: post("/v1/sessions/end"), Access: AccessRoute | AccessOperate, AnyNode: true,
+		Granted: true,
+		Summary: "End a session: the next request of the session is chosen freely",
+		method:  insights(Insights.EndSession),
+	},
+	{
 		Name: OpRegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true, Once: true,
 		Summary: "Register a worker",
 		Codes:   []Code{CodeMissingModel, CodeRegistered, CodeConflict, CodeBlockSizeMismatch},
@@ -293,7 +309,7 @@ func (m method) request(t reflect.Type) method {
 	return m
 }
 
-// indexer, registrar, router and funnels make the method of an operation from a method of their interface.
+// indexer, registrar, router, funnels and insights make the method of an operation from a method of their interface.
 func indexer[Q, A any, P request[Q]](do func(Indexer, context.Context, P) (A, error)) method {
 	return methodOf(func(h Handler) Indexer { return h.Indexer }, do)
 }
@@ -308,6 +324,10 @@ func router[Q, A any, P request[Q]](do func(Router, context.Context, P) (A, erro
 
 func funnels[Q, A any, P request[Q]](do func(Funnels, context.Context, P) (A, error)) method {
 	return methodOf(func(h Handler) Funnels { return h.Funnels }, do)
+}
+
+func insights[Q, A any, P request[Q]](do func(Insights, context.Context, P) (A, error)) method {
+	return methodOf(func(h Handler) Insights { return h.Insights }, do)
 }
 
 // request is a pointer to the type of a request.

@@ -241,6 +241,20 @@ func (c *Client) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 	return call[api.Funnel](ctx, c, api.OpFunnel, r)
 }
 
+// Sessions returns the sessions with a worker, the last used first. nil requests all of them, up to the usual limit.
+func (c *Client) Sessions(ctx context.Context, r *api.SessionsRequest) (*api.SessionList, error) {
+	if r == nil {
+		r = &api.SessionsRequest{}
+	}
+	return call[api.SessionList](ctx, c, api.OpSessions, r)
+}
+
+// EndSession ends a session, so that the next request of the session is chosen freely. It returns the ended sessions,
+// one for each model; an empty model means all models. It is idempotent.
+func (c *Client) EndSession(ctx context.Context, model, session string) (*api.SessionList, error) {
+	return call[api.SessionList](ctx, c, api.OpEndSession, &api.SessionEnd{Model: model, SessionID: session})
+}
+
 // Report reports the tokens that an engine reused of a prompt after a Select. The client sends it once.
 func (c *Client) Report(ctx context.Context, r *api.Report) error {
 	_, err := call[api.Done](ctx, c, api.OpReport, r)

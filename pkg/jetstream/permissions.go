@@ -128,7 +128,7 @@ func askerGrant(ns string, role Role, accesses ...api.Access) Grant {
 	g := Grant{Role: role, User: string(role), Inbox: InboxRoot + "_" + string(role)}
 	for _, access := range accesses {
 		for _, o := range api.Operations {
-			if o.Granted && natsAccess(o) == access {
+			if o.Granted && natsAccess(o)&access != 0 {
 				g.Requests = append(g.Requests, QuerySubject(ns, o.Name))
 			}
 		}
@@ -136,14 +136,13 @@ func askerGrant(ns string, role Role, accesses ...api.Access) Grant {
 	return g
 }
 
-// natsAccess returns the access of an operation over NATS. A NATS user with AccessRegister has AccessOperate too.
+// natsAccess returns the accesses of an operation over NATS. A NATS user with AccessRegister has AccessOperate too, for
+// the operations without AccessRead and AccessRoute.
 func natsAccess(o *api.Operation) api.Access {
-	for _, access := range []api.Access{api.AccessRead, api.AccessRoute} {
-		if o.Access&access != 0 {
-			return access
-		}
+	if o.Access&(api.AccessRead|api.AccessRoute) == 0 {
+		return api.AccessOperate
 	}
-	return api.AccessOperate
+	return o.Access
 }
 
 // ShimGrant is for the shim of one worker, with any ranks, in a namespace with this number of partitions. The shim may

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -88,9 +89,24 @@ func TestMachineAgainstTwin(t *testing.T) {
 	now := time.Duration(0)
 	var counts [4]int
 	refused := map[error]int{}
+	unbound := 0
 	for step := range 30_000 {
 		key := session(rng.IntN(40))
-		switch rng.IntN(4) {
+		switch rng.IntN(5) {
+		case 4: // end a session
+			if key.Session > "s3" {
+				continue
+			}
+			before, bound := m.Get(now, key)
+			ended, was := m.Unbind(now, key)
+			if was != bound || was && (ended.Rank != before || ended.Key != key || ended.Left <= 0 ||
+				ended.Idle+ended.Left != ttl) {
+				t.Fatalf("step %d: ended %+v, %v; want %v, %v", step, ended, was, before, bound)
+			}
+			if was {
+				unbound++
+				delete(is, key)
+			}
 		case 0: // wait
 			for to := now + time.Duration(rng.Int64N(int64(2*time.Second))); now < to; {
 				now = min(max(m.Wake(), now), to)
@@ -150,11 +166,19 @@ func TestMachineAgainstTwin(t *testing.T) {
 				delete(is, key)
 			}
 		}
+		for _, b := range m.Bound(now, func(Key) bool { return true }) {
+			if got, bound := m.Get(now, b.Key); !bound || got != b.Rank {
+				t.Fatalf("step %d: %+v is listed; it is bound to %v, %v", step, b, got, bound)
+			}
+		}
 		if err := m.check(); err != nil {
 			t.Fatalf("step %d: %v", step, err)
 		}
 	}
-	t.Log(counts, refused, m.Counts)
+	t.Log(counts, unbound, refused, m.Counts)
+	if unbound < 100 {
+		t.Errorf("%d sessions have been ended", unbound)
+	}
 	if slices.Min(counts[:]) < 100 || refused[ErrFull] < 10 || refused[ErrElsewhere] < 100 || m.Counts.Expired < 100 {
 		t.Errorf("%v, %v, %+v", counts, refused, m.Counts)
 	}
@@ -215,6 +239,20 @@ func (n *simNode) note() {
 	}
 }
 
+// unbound reports whether a node has ended the binding with a version.
+func unbound(list []said, is version) bool {
+	return slices.ContainsFunc(list, func(s said) bool { return s.is == is && s.used.Seq == math.MaxUint64 })
+}
+
+// unbind ends a session at a node, and keeps the ended binding.
+func (w *world) unbind(n *simNode, key Key) {
+	b := n.bindings[key]
+	if _, bound := n.Unbind(w.Now, key); bound {
+		w.said[key] = append(w.said[key], said{events.RankKey{Instance: nowhere}, b.is,
+			version{math.MaxUint64, n.cfg.Origin}, w.Now, n})
+	}
+}
+
 // op performs a random operation at a random node.
 func (w *world) op() {
 	n := w.Nodes[w.IntN(len(w.Nodes))]
@@ -225,6 +263,10 @@ func (w *world) op() {
 		if ids := slices.Sorted(maps.Keys(w.alive)); len(ids) > 0 {
 			delete(w.alive, ids[w.IntN(len(ids))])
 		}
+		return
+	}
+	if w.IntN(8) == 0 {
+		w.unbind(n, session(w.IntN(50)))
 		return
 	}
 	id := ""
@@ -278,9 +320,12 @@ func (w *world) compare() error {
 			}
 			switch {
 			case got == nil && last.at+w.ttl > w.Now+near && last.by != nil && lost.is.compare(last.is) <= 0 &&
-				w.ttl >= time.Minute && last.rank.Instance != nowhere: // otherwise a node may have ended it
+				w.ttl >= time.Minute && last.rank.Instance != nowhere && // otherwise a node may have ended it
+				!unbound(list, last.is):
 				return fmt.Errorf("%v: node %d has nothing, want %+v", key, n.Place, last)
 			case got == nil:
+			case unbound(slices.DeleteFunc(slices.Clone(list), func(s said) bool { return s.by.Dead }), got.is):
+				return fmt.Errorf("%v: node %d has the ended %+v", key, n.Place, got)
 			case got.is.compare(last.is) < 0 && last.at+w.ttl > w.Now+near && w.ttl >= time.Minute &&
 				last.rank.Instance != nowhere:
 				return fmt.Errorf("%v: node %d has %+v, want %+v", key, n.Place, got, last)
@@ -300,9 +345,9 @@ func (w *world) compare() error {
 	return nil
 }
 
-// TestNodes binds the same sessions on several nodes while messages are lost, late, duplicated and reordered, and nodes
-// are cut off and killed. Two seconds after the last fault, all nodes have the same bindings, the last created ones.
-// Without use, all bindings end.
+// TestNodes binds and ends the same sessions on several nodes while messages are lost, late, duplicated and reordered,
+// and nodes are cut off and killed. 2.5 s after the last fault, all nodes have the same bindings: the last created
+// ones, and no ended ones. Without use, all bindings end.
 func TestNodes(t *testing.T) {
 	var total Counts
 	var protocol shared.Counts
@@ -325,7 +370,7 @@ func TestNodes(t *testing.T) {
 				w.Run(time.Duration(w.Int64N(int64(100 * time.Millisecond))))
 			}
 			w.Heal()
-			w.Run(2 * time.Second)
+			w.Run(2500 * time.Millisecond) // half a second for a change of the writer just before
 			for w.busy() {
 				w.Run(time.Millisecond)
 			}

@@ -43,7 +43,7 @@ func (k Key) end() (last events.SeqHash, ok bool) {
 // String returns the key for people.
 func (k Key) String() string {
 	if last, ok := k.end(); ok {
-		return fmt.Sprintf("prompt:%016x", uint64(last))
+		return fmt.Sprintf("%s%016x", promptText, uint64(last))
 	}
 	return k.Session
 }

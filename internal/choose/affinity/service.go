@@ -98,6 +98,26 @@ func (s *Service) BindPrompt(
 	return how, from, err
 }
 
+// Bound is [Machine.Bound].
+func (s *Service) Bound(pick func(Key) bool) []Bound {
+	s.Mu.RLock()
+	defer s.Mu.RUnlock()
+	return s.Machine.Bound(s.Now(), pick)
+}
+
+// Unbind is [Machine.Unbind] for several sessions.
+func (s *Service) Unbind(keys ...Key) (ended []Bound) {
+	_ = s.Change(func(m *Machine, now time.Duration) error {
+		for _, key := range keys {
+			if b, bound := m.Unbind(now, key); bound {
+				ended = append(ended, b)
+			}
+		}
+		return nil
+	})
+	return ended
+}
+
 // Status is the state of a service and its counts.
 type Status struct {
 	Ready           bool

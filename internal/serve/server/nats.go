@@ -76,7 +76,7 @@ func operations(is func(*api.Operation) bool) (names []string) {
 
 // requests returns the handler of clients' requests.
 func (s *Server) requests() api.Handler {
-	return api.Handler{Indexer: s, Registrar: s, Router: s, Funnels: s, Observe: s.queries.Observe}
+	return api.Handler{Indexer: s, Registrar: s, Router: s, Funnels: s, Insights: s, Observe: s.queries.Observe}
 }
 
 func (v *service) anyNode(op string) (string, error) {

@@ -1,7 +1,12 @@
 package server
 
 import (
+	"cmp"
+	"context"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/affinity"
 	"github.com/kvatlas/kvatlas/internal/choose/load"
@@ -53,4 +58,60 @@ func (s *Server) shared() [2]<-chan struct{} {
 		ready[1] = s.sessions.Ready()
 	}
 	return ready
+}
+
+// Sessions lists the sessions with a worker. Every node has the bindings of all nodes.
+func (s *Server) Sessions(ctx context.Context, q *api.SessionsRequest) (*api.SessionList, error) {
+	if err := s.named(&q.Model); err != nil {
+		return nil, err
+	}
+	return admitted(ctx, s, q, func(_ context.Context, q *api.SessionsRequest) (*api.SessionList, error) {
+		return s.sessionList(func() []affinity.Bound {
+			return s.sessions.Bound(func(k affinity.Key) bool {
+				return (q.Model == "" || k.Model == q.Model) && (q.Prompts || q.SessionID != "" || !k.Prompt()) &&
+					(q.SessionID == "" || slices.Contains(affinity.KeysOf(k.Model, q.SessionID), k))
+			})
+		}, int(cmp.Or(q.Limit, api.UsualSessions))), nil
+	})
+}
+
+// EndSession ends the bindings of a session.
+func (s *Server) EndSession(ctx context.Context, q *api.SessionEnd) (*api.SessionList, error) {
+	if err := s.named(&q.Model); err != nil {
+		return nil, err
+	}
+	return admitted(ctx, s, q, func(_ context.Context, q *api.SessionEnd) (*api.SessionList, error) {
+		return s.sessionList(func() []affinity.Bound {
+			keys := affinity.KeysOf(q.Model, q.SessionID)
+			if q.Model == "" {
+				keys = nil
+				for _, b := range s.sessions.Bound(func(k affinity.Key) bool {
+					return slices.Contains(affinity.KeysOf(k.Model, q.SessionID), k)
+				}) {
+					keys = append(keys, b.Key)
+				}
+			}
+			return s.sessions.Unbind(keys...)
+		}, api.MaxSessions), nil
+	})
+}
+
+// sessionList converts sessions for clients, the last used first. It does not call list without session affinity.
+func (s *Server) sessionList(list func() []affinity.Bound, limit int) *api.SessionList {
+	out := &api.SessionList{Sessions: []api.Session{}, Affinity: s.sessions != nil}
+	if !out.Affinity {
+		return out
+	}
+	now := time.Now().UTC()
+	of := list()
+	slices.SortFunc(of, func(a, b affinity.Bound) int {
+		return cmp.Or(cmp.Compare(a.Idle, b.Idle), strings.Compare(a.Key.Model, b.Key.Model),
+			strings.Compare(a.Key.Session, b.Key.Session))
+	})
+	out.Total = len(of)
+	for _, b := range of[:min(limit, len(of))] {
+		out.Sessions = append(out.Sessions, api.Session{Model: b.Key.Model, ID: b.Key.String(), Worker: b.Rank.Instance,
+			Rank: b.Rank.Rank, LastUse: now.Add(-b.Idle), Expires: now.Add(b.Left)})
+	}
+	return out
 }

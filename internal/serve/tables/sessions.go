@@ -1,0 +1,41 @@
+package tables
+
+import (
+	"io"
+	"time"
+
+	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/pkg/api"
+)
+
+// Sessions prints a line for each session.
+func Sessions(w io.Writer, list *api.SessionList) {
+	if !list.Affinity {
+		cli.Fprintln(w, "session affinity is off; set session_affinity in the file of --routing-config")
+		return
+	}
+	if len(list.Sessions) == 0 {
+		cli.Fprintln(w, "no session has a worker")
+		return
+	}
+	now := time.Now()
+	rows := make([][]any, len(list.Sessions))
+	for i, s := range list.Sessions {
+		rows[i] = []any{s.ID, s.Model, s.Worker, s.Rank, max(now.Sub(s.LastUse), 0).Round(time.Second),
+			max(s.Expires.Sub(now), 0).Round(time.Second)}
+	}
+	cli.Table(w, []string{"SESSION", "MODEL", "WORKER", "RANK", "LAST USE", "EXPIRES"}, rows)
+	if more := uint64(list.Total - len(list.Sessions)); more > 0 {
+		cli.Fprintf(w, "%s more; raise --limit\n", cli.Count(more, "session"))
+	}
+}
+
+// EndedSessions prints the ended sessions.
+func EndedSessions(w io.Writer, list *api.SessionList) {
+	if len(list.Sessions) == 0 {
+		cli.Fprintln(w, "the session has no worker; nothing has ended")
+	}
+	for _, s := range list.Sessions {
+		cli.Fprintf(w, "%s of %s was on %s/%d; its next request is chosen freely\n", s.ID, s.Model, s.Worker, s.Rank)
+	}
+}
