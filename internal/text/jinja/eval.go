@@ -335,6 +335,11 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 		}
 		kw = append(kw, argument{a.name, v})
 	}
+	return r.apply(n, vals, kw)
+}
+
+// apply returns the value of an expression with the operands vals and kw.
+func (r *run) apply(n *node, vals []any, kw []argument) (any, error) {
 	switch n.op {
 	case opList:
 		return &list{aList, vals}, r.made(itemBytes * (len(vals) + 1))
@@ -360,35 +365,43 @@ func (r *run) eval(n *node, s *scope) (any, error) {
 		return r.test(n.name, vals[0], vals[1:], kw)
 	case opNot:
 		return !truth(vals[0]), nil
-	case opNeg, opPos:
-		f, i, whole, ok := numeric(vals[0])
-		sign := int64(1)
-		if n.op == opNeg {
-			sign = -1
-		}
-		switch {
-		case !ok || i == math.MinInt64:
-			return nil, fmt.Errorf("%s has no sign", typeName(vals[0]))
-		case whole:
-			return sign * i, nil
-		}
-		return float64(sign) * f, nil
+	case opNeg:
+		return signed(-1, vals[0])
+	case opPos:
+		return signed(1, vals[0])
 	case opMath:
 		return r.math(n.name, vals[0], vals[1])
 	case opConcat:
-		b := buffer{run: r}
-		for _, v := range vals {
-			text, err := str(v)
-			if err == nil {
-				err = b.add(text)
-			}
-			if err != nil {
-				return nil, err
-			}
-		}
-		return b.String(), nil
+		return r.concat(vals)
 	}
 	return nil, fmt.Errorf("unknown node %d", n.op)
+}
+
+// signed returns a number multiplied by a sign, which is 1 or -1.
+func signed(sign int64, v any) (any, error) {
+	f, i, whole, ok := numeric(v)
+	switch {
+	case !ok || i == math.MinInt64:
+		return nil, fmt.Errorf("%s has no sign", typeName(v))
+	case whole:
+		return sign * i, nil
+	}
+	return float64(sign) * f, nil
+}
+
+// concat returns the values as one text.
+func (r *run) concat(vals []any) (any, error) {
+	b := buffer{run: r}
+	for _, v := range vals {
+		text, err := str(v)
+		if err == nil {
+			err = b.add(text)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return b.String(), nil
 }
 
 // dict returns a dictionary from alternating keys and values.

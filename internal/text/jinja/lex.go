@@ -54,122 +54,185 @@ var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*",
 // tokensPerCheck is the number of tokens between two checks of the context.
 const tokensPerCheck = 512
 
+// lexer splits a template into tokens.
+type lexer struct {
+	ctx   context.Context
+	src   string
+	at    int  // the number of consumed bytes of src
+	fresh bool // the consumed text ends with a newline
+	list  []token
+	check int // the length of list at the next check of ctx
+
+	lines, counted int // lines is the line of src[counted]
+}
+
 // lex splits a template into tokens. It removes the white space around tags as Jinja2 does.
-func lex(ctx context.Context, src string) (list []token, err error) {
+func lex(ctx context.Context, src string) ([]token, error) {
 	if !utf8.ValidString(src) {
 		return nil, fmt.Errorf("the template is not UTF-8")
 	}
 	src = strings.ReplaceAll(strings.ReplaceAll(src, "\r\n", "\n"), "\r", "\n")
 	src = strings.TrimSuffix(src, "\n")
-	at, lines, counted := 0, 1, 0
-	line := func() int { // the line of at, which only grows
-		lines += strings.Count(src[counted:at], "\n")
-		counted = at
-		return lines
-	}
-	fresh := true // the consumed text ends with a newline
-	check := tokensPerCheck
+	l := lexer{ctx: ctx, src: src, fresh: true, check: tokensPerCheck, lines: 1}
 	for {
-		next, tag := nextTag(src[at:])
-		if next < 0 {
-			if at < len(src) {
-				list = append(list, token{tokData, src[at:], line()})
-			}
-			return append(list, token{kind: tokEnd, line: line()}), nil
+		length, opening := nextTag(l.src[l.at:])
+		if length < 0 {
+			l.text(l.src[l.at:])
+			return append(l.list, token{kind: tokEnd, line: l.line()}), nil
 		}
-		text := src[at : at+next]
-		sign := byte(0)
-		if i := at + next + 2; i < len(src) && (src[i] == '-' || src[i] == '+') {
-			sign = src[i]
+		l.open(length, opening)
+		begun, err := l.line(), error(nil)
+		if opening == "{#" {
+			err = l.comment(begun)
+		} else {
+			err = l.tag(opening, begun)
 		}
-		switch {
-		case sign == '-':
-			text = strings.TrimRightFunc(text, IsSpace)
-		case sign == 0 && tag != "{{":
-			if from := strings.LastIndexByte(text, '\n') + 1; (from > 0 || fresh) &&
-				strings.TrimLeftFunc(text[from:], IsSpace) == "" {
-				text = text[:from]
-			}
+		if err != nil {
+			return nil, err
 		}
-		if text != "" {
-			list = append(list, token{tokData, text, line()})
+	}
+}
+
+// line returns the line of the next byte. It counts newlines from the previous call on.
+func (l *lexer) line() int {
+	l.lines += strings.Count(l.src[l.counted:l.at], "\n")
+	l.counted = l.at
+	return l.lines
+}
+
+// text adds a token for the text between two tags.
+func (l *lexer) text(text string) {
+	if text != "" {
+		l.list = append(l.list, token{tokData, text, l.line()})
+	}
+}
+
+// open consumes the text before a tag, which has the given length, and the opening of the tag.
+func (l *lexer) open(length int, opening string) {
+	text, sign := l.src[l.at:l.at+length], byte(0)
+	if i := l.at + length + 2; i < len(l.src) && (l.src[i] == '-' || l.src[i] == '+') {
+		sign = l.src[i]
+	}
+	switch {
+	case sign == '-':
+		text = strings.TrimRightFunc(text, IsSpace)
+	case sign == 0 && opening != "{{":
+		if from := strings.LastIndexByte(text, '\n') + 1; (from > 0 || l.fresh) &&
+			strings.TrimLeftFunc(text[from:], IsSpace) == "" {
+			text = text[:from]
 		}
-		at += next + 2
-		if sign != 0 {
-			at++
+	}
+	l.text(text)
+	l.at += length + 2
+	if sign != 0 {
+		l.at++
+	}
+}
+
+// comment consumes the rest of a comment. The comment begins in line begun.
+func (l *lexer) comment(begun int) error {
+	end := strings.Index(l.src[l.at:], "#}")
+	if end < 0 {
+		return fmt.Errorf("line %d: a comment does not end", begun)
+	}
+	l.at += end
+	minus, plus := end > 0 && l.src[l.at-1] == '-', end > 0 && l.src[l.at-1] == '+'
+	l.at += 2
+	l.skipAfterTag(minus, !plus)
+	return nil
+}
+
+// tag adds the tokens of a tag, and consumes the rest of the tag. The tag begins in line begun.
+func (l *lexer) tag(opening string, begun int) error {
+	first, closing := token{tokBlock, opening, begun}, "%}"
+	if opening == "{{" {
+		first.kind, closing = tokPrint, "}}"
+	}
+	l.list = append(l.list, first)
+	inner := len(l.list)
+	for depth := 0; ; {
+		l.skipSpace()
+		if l.at == len(l.src) {
+			return fmt.Errorf("line %d: a tag does not end", begun)
 		}
-		begun := line()
-		if tag == "{#" {
-			end := strings.Index(src[at:], "#}")
-			if end < 0 {
-				return nil, fmt.Errorf("line %d: a comment does not end", begun)
-			}
-			at += end
-			minus, plus := end > 0 && src[at-1] == '-', end > 0 && src[at-1] == '+'
-			at += 2
-			at, fresh = afterTag(src, at, minus, !plus)
+		if depth == 0 && l.close(opening, closing) {
+			break
+		}
+		t, err := l.token()
+		if err != nil {
+			return err
+		}
+		if depth += nesting(t); depth < 0 {
+			return fmt.Errorf("line %d: %q has no opening tag", t.line, t.val)
+		}
+		l.list = append(l.list, t)
+	}
+	only := l.list[inner]
+	if first.kind == tokBlock && len(l.list) == inner+2 && only.kind == tokName && only.val == "raw" {
+		return fmt.Errorf("line %d: raw blocks are not supported", begun)
+	}
+	return nil
+}
+
+// skipSpace consumes white space inside a tag.
+func (l *lexer) skipSpace() {
+	l.at = len(l.src) - len(strings.TrimLeftFunc(l.src[l.at:], IsSpace))
+}
+
+// close consumes the closing of a tag, and reports whether it is there.
+func (l *lexer) close(opening, closing string) bool {
+	for _, sign := range []string{"-", "+", ""} {
+		if !strings.HasPrefix(l.src[l.at:], sign+closing) || sign == "+" && opening == "{{" {
 			continue
 		}
-		opening, closing := token{tokBlock, tag, begun}, "%}"
+		l.list = append(l.list, token{tokClose, closing, l.line()})
+		l.at += len(sign) + 2
+		l.skipAfterTag(sign == "-", sign == "" && opening == "{%")
+		return true
+	}
+	return false
+}
 
-		if tag == "{{" {
-			opening.kind, closing = tokPrint, "}}"
-		}
-		list = append(list, opening)
-		depth := 0
-	inside:
-		for {
-			for at < len(src) {
-				r, n := utf8.DecodeRuneInString(src[at:])
-				if !IsSpace(r) {
-					break
-				}
-				at += n
-			}
-			rest := src[at:]
-			if rest == "" {
-				return nil, fmt.Errorf("line %d: a tag does not end", begun)
-			}
-			if depth == 0 {
-				for _, sign := range []string{"-", "+", ""} {
-					if !strings.HasPrefix(rest, sign+closing) || sign == "+" && tag == "{{" {
-						continue
-					}
-					list = append(list, token{tokClose, closing, line()})
-					at += len(sign) + 2
-					at, fresh = afterTag(src, at, sign == "-", sign == "" && tag == "{%")
-					break inside
-				}
-			}
-			if len(list) >= check {
-				check = len(list) + tokensPerCheck
-				if err := ctx.Err(); err != nil {
-					return nil, err
-				}
-			}
-			t, n, err := lexOne(rest)
-			t.line = line()
-			if err != nil {
-				return nil, fmt.Errorf("line %d: %w", t.line, err)
-			}
-			if t.kind == tokOp {
-				switch t.val {
-				case "(", "[", "{":
-					depth++
-				case ")", "]", "}":
-					depth--
-				}
-				if depth < 0 {
-					return nil, fmt.Errorf("line %d: %q has no opening tag", t.line, t.val)
-				}
-			}
-			list = append(list, t)
-			at += n
-		}
-		if first := list[len(list)-2]; first.kind == tokName && first.val == "raw" && list[len(list)-3].kind == tokBlock {
-			return nil, fmt.Errorf("line %d: raw blocks are not supported", begun)
+// token consumes a token inside a tag. It returns an error if the context is done.
+func (l *lexer) token() (token, error) {
+	if len(l.list) >= l.check {
+		l.check = len(l.list) + tokensPerCheck
+		if err := l.ctx.Err(); err != nil {
+			return token{}, err
 		}
 	}
+	t, n, err := lexOne(l.src[l.at:])
+	t.line = l.line()
+	if err != nil {
+		return t, fmt.Errorf("line %d: %w", t.line, err)
+	}
+	l.at += n
+	return t, nil
+}
+
+// skipAfterTag consumes the white space that belongs to a tag's end: all of it, or a newline.
+func (l *lexer) skipAfterTag(all, newline bool) {
+	after := l.at
+	switch {
+	case all:
+		l.skipSpace()
+	case newline && strings.HasPrefix(l.src[l.at:], "\n"):
+		l.at++
+	}
+	l.fresh = l.at > after && l.src[l.at-1] == '\n'
+}
+
+// nesting returns 1 for an opening bracket, -1 for a closing bracket, and 0 for other tokens.
+func nesting(t token) int {
+	if t.kind == tokOp {
+		switch t.val {
+		case "(", "[", "{":
+			return 1
+		case ")", "]", "}":
+			return -1
+		}
+	}
+	return 0
 }
 
 // nextTag returns the beginning of the next tag; -1 without a tag.
@@ -186,19 +249,6 @@ func nextTag(s string) (at int, tag string) {
 		}
 		from++
 	}
-}
-
-// afterTag skips the white space that belongs to a tag's end.
-func afterTag(src string, at int, all, line bool) (after int, fresh bool) {
-	switch {
-	case all:
-		after = len(src) - len(strings.TrimLeftFunc(src[at:], IsSpace))
-	case line && strings.HasPrefix(src[at:], "\n"):
-		after = at + 1
-	default:
-		after = at
-	}
-	return after, after > at && src[after-1] == '\n'
 }
 
 func isWord(c byte) bool {

@@ -216,33 +216,13 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 		if !is {
 			return false, nil
 		}
-		if a.form > aTuple || l.form > aTuple {
-			return false, errors.New("comparing results of filters is not supported")
-		}
-		if a.form != l.form || len(a.items) != len(l.items) {
-			return false, nil
-		}
-		for i := range a.items {
-			if same, err := r.equal(a.items[i], l.items[i], depth+1); !same || err != nil {
-				return false, err
-			}
-		}
-		return true, nil
+		return r.equalLists(a, l, depth)
 	case *Dict:
 		d, is := b.(*Dict)
-		if !is || len(a.keys) != len(d.keys) {
+		if !is {
 			return false, nil
 		}
-		for _, k := range a.keys {
-			v, has, err := r.get(d, k)
-			if !has || err != nil {
-				return false, err
-			}
-			if same, err := r.equal(a.of[k], v, depth+1); !same || err != nil {
-				return false, err
-			}
-		}
-		return true, nil
+		return r.equalDicts(a, d, depth)
 	case *namespace:
 		return any(a) == b, nil
 	}
@@ -254,6 +234,37 @@ func (r *run) equal(a, b any, depth int) (bool, error) {
 		return false, nil
 	}
 	return false, errors.New("comparing functions is not supported")
+}
+
+func (r *run) equalLists(a, b *list, depth int) (bool, error) {
+	if a.form > aTuple || b.form > aTuple {
+		return false, errors.New("comparing results of filters is not supported")
+	}
+	if a.form != b.form || len(a.items) != len(b.items) {
+		return false, nil
+	}
+	for i := range a.items {
+		if same, err := r.equal(a.items[i], b.items[i], depth+1); !same || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (r *run) equalDicts(a, b *Dict, depth int) (bool, error) {
+	if len(a.keys) != len(b.keys) {
+		return false, nil
+	}
+	for _, k := range a.keys {
+		v, has, err := r.get(b, k)
+		if !has || err != nil {
+			return false, err
+		}
+		if same, err := r.equal(a.of[k], v, depth+1); !same || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 func isBig(v any) bool { _, is := v.(big); return is }
