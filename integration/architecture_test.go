@@ -1,15 +1,15 @@
 package integration
 
 import (
-	"encoding/json"
 	"flag"
-	"io"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
@@ -43,28 +43,33 @@ func units(t *testing.T) (arrows []string) {
 	return slices.Compact(arrows)
 }
 
-// imports returns the arrows between our packages, as "from --> to", tests left out.
-func imports(t *testing.T) (arrows []string) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+// packageImports has the imports of all packages of this module, without tests. Package paths lack [harness.Module].
+var packageImports = sync.OnceValues(func() (map[string][]string, error) {
+	cmd := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./...")
 	cmd.Dir = ".."
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("go list: %v", err)
+		return nil, fmt.Errorf("go list: %w", err)
 	}
-	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var pkg struct {
-			ImportPath string
-			Imports    []string
-		}
-		if err := dec.Decode(&pkg); err == io.EOF {
-			break
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		for _, to := range pkg.Imports {
-			if strings.HasPrefix(to, harness.Module) {
-				arrows = append(arrows, strings.TrimPrefix(pkg.ImportPath, harness.Module)+" --> "+
-					strings.TrimPrefix(to, harness.Module))
+	list := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		list[strings.TrimPrefix(words[0], harness.Module)] = words[1:]
+	}
+	return list, nil
+})
+
+// imports returns the arrows between our packages, as "from --> to", tests left out.
+func imports(t *testing.T) (arrows []string) {
+	t.Helper()
+	list, err := packageImports()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from, imported := range list {
+		for _, to := range imported {
+			if to, ours := strings.CutPrefix(to, harness.Module); ours {
+				arrows = append(arrows, from+" --> "+to)
 			}
 		}
 	}
@@ -82,6 +87,7 @@ var (
 // TestPictureShowsTheImports compares the tables in ARCHITECTURE.md with the code. The imports between units must be
 // equal, and layers may import only their own packages and lower layers.
 func TestPictureShowsTheImports(t *testing.T) {
+	t.Parallel()
 	text := readFile(t, "../ARCHITECTURE.md")
 	real := units(t)
 	if *update {
@@ -134,6 +140,7 @@ func TestPictureShowsTheImports(t *testing.T) {
 // TestGroupsListTheirPackages: internal has at most ten groups beside testkit, each with a doc.go that lists exactly
 // the packages of the group.
 func TestGroupsListTheirPackages(t *testing.T) {
+	t.Parallel()
 	groups, err := os.ReadDir("../internal")
 	if err != nil || len(groups) == 0 || len(groups) > 11 {
 		t.Fatalf("internal has %d groups: %v", len(groups), err)
@@ -162,6 +169,7 @@ func TestGroupsListTheirPackages(t *testing.T) {
 
 // TestPictureNamesWhatIsThere checks that every file and package in ARCHITECTURE.md and CONTRIBUTING.md exists.
 func TestPictureNamesWhatIsThere(t *testing.T) {
+	t.Parallel()
 	path := regexp.MustCompile(`\b(?:cmd|docs|integration|internal|pkg|tools)/[\w/.-]*\w`)
 	for _, page := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md"} {
 		named := path.FindAllString(readFile(t, "../"+page), -1)
@@ -178,6 +186,7 @@ func TestPictureNamesWhatIsThere(t *testing.T) {
 
 // TestArrowsPointDown checks the rules of the layering.
 func TestArrowsPointDown(t *testing.T) {
+	t.Parallel()
 	core := map[string][]string{ // the only permitted imports from this module
 		"internal/base/msgp":         {},
 		"internal/base/loop":         {},
@@ -215,15 +224,15 @@ func TestArrowsPointDown(t *testing.T) {
 			t.Errorf("%s: the product imports nothing of tools", a)
 		}
 	}
-	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, "../...").Output()
+	list, err := packageImports()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range strings.Split(string(out), "\n") {
-		pkg, list, _ := strings.Cut(line, ": ")
-		may := []string{"pkg/jetstream", "pkg/client", "internal/base/rpc", "internal/edge/natsserver",
-			"internal/edge/natsauth"}
-		if strings.Contains(list, "github.com/nats-io/") && !slices.Contains(may, strings.TrimPrefix(pkg, harness.Module)) {
+	may := []string{"pkg/jetstream", "pkg/client", "internal/base/rpc", "internal/edge/natsserver",
+		"internal/edge/natsauth"}
+	for pkg, imported := range list {
+		nats := func(path string) bool { return strings.HasPrefix(path, "github.com/nats-io/") }
+		if slices.ContainsFunc(imported, nats) && !slices.Contains(may, pkg) {
 			t.Errorf("%s imports NATS; only %v may", pkg, may)
 		}
 	}
@@ -232,6 +241,7 @@ func TestArrowsPointDown(t *testing.T) {
 // TestShimIsSmall checks the dependencies of worker-shim, which runs beside every engine. It must not link a NATS
 // server, gRPC or templates, which would double its size: a program with text/template keeps all methods of all types.
 func TestShimIsSmall(t *testing.T) {
+	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", "../cmd/worker-shim").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -119,6 +119,7 @@ func TestFleetOfGPUsIsLeftOut(t *testing.T) {
 // TestJudgesRunAll checks the steps of make judges: the downloads, every package with tests under the build tag judges,
 // every separate module, and make kube.
 func TestJudgesRunAll(t *testing.T) {
+	t.Parallel()
 	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\njudges:")
 	rule, _, _ = strings.Cut(rule, "\n\n")
 	run := commands(rule, "\t")

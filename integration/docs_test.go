@@ -180,10 +180,14 @@ func TestPagesInOrder(t *testing.T) {
 }
 
 // TestPromisesHaveTests checks that every test in docs/security.md exists.
-func TestPromisesHaveTests(t *testing.T) { namedTestsExist(t, "docs/security.md") }
+func TestPromisesHaveTests(t *testing.T) {
+	t.Parallel()
+	namedTestsExist(t, "docs/security.md")
+}
 
 // TestStatesNameTests checks that every test in the table of states exists, and that every state has a test.
 func TestStatesNameTests(t *testing.T) {
+	t.Parallel()
 	const page = "internal/fleet/registry/DESIGN.md"
 	namedTestsExist(t, page)
 	for _, line := range strings.Split(readFile(t, "../"+page), "\n") {

@@ -39,6 +39,7 @@ var lenient = map[string]string{
 
 // TestStrictJSON: a new decoder of JSON uses internal/base/strictjson, or has a reason in the list.
 func TestStrictJSON(t *testing.T) {
+	t.Parallel()
 	decodes := regexp.MustCompile(`\bjson\.(Unmarshal|NewDecoder)\(`)
 	found := map[string]bool{}
 	for _, root := range []string{"cmd", "internal", "pkg"} {

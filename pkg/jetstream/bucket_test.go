@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -37,8 +38,10 @@ func (w *world) snapshots(atomic bool) *Bucket {
 }
 
 func bothWays(t *testing.T, test func(t *testing.T, w *world, b *Bucket)) {
+	var ways testkit.Group
+	defer ways.Wait()
 	for _, atomic := range []bool{true, false} {
-		t.Run(fmt.Sprintf("atomic %v", atomic), func(t *testing.T) {
+		ways.Run(t, fmt.Sprintf("atomic %v", atomic), func(t *testing.T) {
 			w := newWorld(t, 1)
 			test(t, w, w.snapshots(atomic))
 		})

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/child"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -212,7 +213,8 @@ func TestCluster(t *testing.T) {
 	}
 	t.Parallel()
 	cl := startCluster(t)
-	t.Run("replicas stay", func(t *testing.T) {
+	var replicated testkit.Group // these tests need all servers
+	replicated.Run(t, "replicas stay", func(t *testing.T) {
 		w := cl.world(t, "replicas")
 		if _, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{}); err != nil {
 			t.Fatal(err)
@@ -234,7 +236,7 @@ func TestCluster(t *testing.T) {
 			}
 		}
 	})
-	t.Run("replicas are raised", func(t *testing.T) {
+	replicated.Run(t, "replicas are raised", func(t *testing.T) {
 		ctx, c := ctxFor(t), connect(t, ConnOptions{URLs: cl.urls(), AttemptTimeout: attemptOfCluster})
 		for _, replicas := range []int{1, 3} {
 			ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "raised", Partitions: 1, Replicas: replicas})
@@ -252,12 +254,12 @@ func TestCluster(t *testing.T) {
 			}
 		}
 	})
-	t.Run("publishers race", func(t *testing.T) {
+	replicated.Run(t, "publishers race", func(t *testing.T) {
 		for i, n := range []int{1, 3} {
 			cl.world(t, fmt.Sprint("race-", i)).publishersRace(n)
 		}
 	})
-	t.Run("writers at random", func(t *testing.T) {
+	replicated.Run(t, "writers at random", func(t *testing.T) {
 		for i, atomic := range []bool{true, false} {
 			w := cl.world(t, fmt.Sprint("writers-", i))
 			b, err := w.ns.EnsureSnapshots(w.ctx, BucketConfig{})
@@ -268,11 +270,12 @@ func TestCluster(t *testing.T) {
 			w.writersAtRandom(b, 10)
 		}
 	})
-	t.Run("own last message", func(t *testing.T) {
+	replicated.Run(t, "own last message", func(t *testing.T) {
 		took := cl.world(t, "own").ownIsNeverOld(cl, 60)
 		slices.Sort(took)
 		t.Logf("median %v, slowest %v", took[len(took)/2], took[len(took)-1])
 	})
+	replicated.Wait()
 	t.Run("leaders change", func(t *testing.T) {
 		w := cl.world(t, "leaders")
 		p := w.publisher(w1)

@@ -408,8 +408,10 @@ func TestPublishCutInBatch(t *testing.T) {
 // reader that skips known numbers receives exactly the published ones.
 func TestPublishThroughTrouble(t *testing.T) {
 	t.Parallel()
+	var callers testkit.Group
+	defer callers.Wait()
 	for _, patient := range []bool{true, false} {
-		t.Run(fmt.Sprintf("patient %v", patient), func(t *testing.T) {
+		callers.Run(t, fmt.Sprintf("patient %v", patient), func(t *testing.T) {
 			w := newWorld(t, 1)
 			px := newProxy(t, w.addr)
 			ns := w.through(px, 500*time.Millisecond)

@@ -16,6 +16,7 @@ import (
 // the number that rendezvous hashing needs. Every expired lease is cleared once, and no renewed lease expires. A query
 // finds all partitions that any node serves.
 func TestFleet(t *testing.T) {
+	t.Parallel()
 	s := size{nodes: 64, copies: 2, workers: 10_000, partitions: 512}
 	if testing.Short() || testkit.Race { // the detector takes eight times as long, and there is one goroutine
 		s = size{nodes: 12, copies: 2, workers: 1000, partitions: 64}

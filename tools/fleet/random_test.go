@@ -60,6 +60,7 @@ func (w *world) rest() {
 // further faults, all partitions must reach their places, with a single writer. Half of the clusters have zones, and
 // some of these have nodes of a version without zones.
 func TestRandomly(t *testing.T) {
+	t.Parallel()
 	seeds := 40
 	if testing.Short() || testkit.Race {
 		seeds = 20
@@ -92,6 +93,7 @@ func TestRandomly(t *testing.T) {
 
 // TestLarge runs 64 nodes with 512 partitions through faults.
 func TestLarge(t *testing.T) {
+	t.Parallel()
 	const nodes = 64
 	w := newWorld(t, 7, size{copies: 2, partitions: 512, stale: true})
 	w.mayLack()

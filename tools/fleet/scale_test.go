@@ -31,6 +31,7 @@ var (
 //
 //	go test ./tools/fleet -run TestScale -v -timeout 0 -scale.nodes 64 -scale.workers 100000 -scale.requests 65000
 func TestScale(t *testing.T) {
+	t.Parallel()
 	s := size{nodes: *scaleNodes, copies: *scaleCopies, workers: *scaleWorkers, partitions: 8 * uint32(*scaleNodes),
 		zones: *scaleZones}
 	racks := cmp.Or(s.zones, 8)

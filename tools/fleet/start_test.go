@@ -11,6 +11,7 @@ import (
 // TestNodesThatStartOneAfterTheOther checks a staggered start. Early nodes restore partitions that they later give
 // away. The number of such restores must stay within a bound for every kept partition.
 func TestNodesThatStartOneAfterTheOther(t *testing.T) {
+	t.Parallel()
 	s := size{nodes: 64, copies: 2, partitions: 512}
 	if testing.Short() || testkit.Race {
 		s = size{nodes: 12, copies: 2, partitions: 64}

@@ -63,6 +63,7 @@ func said(t *testing.T, ctx context.Context, ns *jetstream.Namespace) map[events
 // TestResyncOnRequest sends resync requests to a running shim. The shim publishes a clear with the reason and the
 // engine's events in a new incarnation, once for every id, for any number of requests.
 func TestResyncOnRequest(t *testing.T) {
+	t.Parallel()
 	ctx, ns := namespace(t)
 	engine, err := enginesim.Start(ctx, enginesim.Config{BlockSize: 4, Capacity: 100})
 	if err != nil {

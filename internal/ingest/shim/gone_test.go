@@ -180,6 +180,7 @@ func (l *memory) await(ctx context.Context, want []events.BlockHash) error {
 // clear of a dead engine, and from the first connection to a new engine until its blocks are in the log. The test logs
 // the times. At the end the log must be right, and the state must be reported.
 func TestEnginesDieAndComeBack(t *testing.T) {
+	t.Parallel()
 	const engines, restarts = 5, 4
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
