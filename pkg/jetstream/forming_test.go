@@ -9,8 +9,8 @@ import (
 )
 
 // TestStreamWaitsForServers creates a stream, and raises another's replicas, while the servers answer as before their
-// leader has contacted all of them. The answers are nats-server's own: a real cluster is in this state for some
-// milliseconds only.
+// leader has contacted all of them. The created stream is missing at first, as while another client creates it. The
+// answers are nats-server's own: a real cluster is in this state for some milliseconds only.
 func TestStreamWaitsForServers(t *testing.T) {
 	t.Parallel()
 	srv := plainServer(t, &server.Options{})
@@ -36,12 +36,15 @@ func TestStreamWaitsForServers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	answer("$JS.API.STREAM.INFO.wanted", `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`)
+	missing := `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`
+	answer("$JS.API.STREAM.INFO.wanted", missing, missing, missing, `{"config":{"name":"wanted","num_replicas":3}}`, missing)
 	answer("$JS.API.STREAM.CREATE.wanted",
 		`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`, `{}`)
 	want := jetstream.StreamConfig{Name: "wanted", Subjects: []string{"wanted"}, Replicas: 3}
-	if err := conn.ensure(ctxFor(t), want, nil); err != nil {
-		t.Error(err)
+	amended := false
+	err = conn.ensure(ctxFor(t), want, func(*jetstream.StreamConfig) error { amended = true; return nil })
+	if err != nil || !amended {
+		t.Errorf("%v, the stream is there: %v", err, amended)
 	}
 
 	answer("$JS.API.STREAM.INFO.there", `{"config":{"name":"there","num_replicas":1}}`)

@@ -136,44 +136,44 @@ func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg Lo
 	})
 }
 
-// ensure creates a stream. If the stream exists, amend may change its configuration, and ensure updates it after a
-// change.
+// ensure creates a stream, and returns when the servers have it. If the stream exists, amend may change its
+// configuration, and ensure updates it after a change.
 func (c *Conn) ensure(ctx context.Context, want jetstream.StreamConfig,
 	amend func(there *jetstream.StreamConfig) error) error {
-	var refused time.Time // first refusal for lack of room for all replicas
-	for {
+	var waiting time.Time // since the first attempt that may be repeated
+	for created := false; ; {
 		there, err := c.streamInfo(ctx, want.Name)
-		if err == nil {
+		switch {
+		case err == nil:
 			cfg := there.Config
 			before := cfg
-			if err := amend(&cfg); err != nil {
+			if err := amend(&cfg); err != nil || reflect.DeepEqual(cfg, before) {
 				return err
 			}
-			if reflect.DeepEqual(cfg, before) {
-				return nil
-			}
 			err = c.call(ctx, "update stream "+want.Name, "STREAM.UPDATE."+want.Name, cfg, nil)
-		} else if errors.Is(err, ErrNotFound) {
-			err = c.call(ctx, "create stream "+want.Name, "STREAM.CREATE."+want.Name, want, nil)
+		case errors.Is(err, ErrNotFound) && !created:
+			if err = c.call(ctx, "create stream "+want.Name, "STREAM.CREATE."+want.Name, want, nil); err == nil {
+				created = true
+				continue // nats-server confirms a stream that it is still creating for another client
+			}
 		}
-		switch codeOf(err) {
-		case codeStreamNameInUse:
+		switch {
+		case codeOf(err) == codeStreamNameInUse:
 			continue // another client has created it with other limits
-		case codeNoPeers:
-		default:
+		case codeOf(err) != codeNoPeers && !(created && errors.Is(err, ErrNotFound)):
 			return err
 		}
-		if refused.IsZero() {
-			refused = time.Now()
+		if waiting.IsZero() {
+			waiting = time.Now()
 		}
-		if time.Since(refused) >= formingCluster || !loop.Wait(ctx, 100*time.Millisecond) {
+		if time.Since(waiting) >= formingCluster || !loop.Wait(ctx, 100*time.Millisecond) {
 			return err
 		}
 	}
 }
 
-// formingCluster is the longest time to repeat the creation of a stream without a place: servers that have just started
-// count as offline until the other servers have contacted them.
+// formingCluster is the longest time to repeat the creation of a stream without a place, and to wait for a created
+// stream: servers that have just started count as offline until the other servers have contacted them.
 const formingCluster = 30 * time.Second
 
 func (c *Conn) streamInfo(ctx context.Context, stream string) (*streamAnswer, error) {
