@@ -194,6 +194,7 @@ func TestArrowsPointDown(t *testing.T) {
 		"internal/base/dial":         {},
 		"internal/base/strictjson":   {},
 		"internal/base/datafolder":   {},
+		"internal/base/ops":          {},
 		"internal/base/rpc":          {},
 		"pkg/events":                 {"internal/base/msgp", "internal/base/littleendian", "internal/base/strictjson"},
 		"pkg/radix":                  {"pkg/events"},

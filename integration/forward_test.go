@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -93,7 +94,7 @@ accounts {
 			t.Fatal(err)
 		}
 		asked++
-		reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), contentType, body)
+		reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), contentType, body)
 		a := &api.Answer{}
 		if err == nil {
 			err = api.DecodeReply(reply.ContentType, reply.Body, a)

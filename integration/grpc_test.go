@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -33,7 +34,7 @@ func TestGRPC(t *testing.T) {
 	if err != nil || answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
 		t.Fatal(answer, err)
 	}
-	want := api.RequestCount{Transport: api.OverGRPC, Operation: "Check", Outcome: api.OutcomeOK, Count: 1}
+	want := api.RequestCount{Transport: api.OverGRPC, Operation: "Check", Outcome: ops.OK, Count: 1}
 	harness.Eventually(t, "the status counts the call", func() (bool, string) {
 		s := harness.Status(t, x.NATS)
 		return slices.Contains(s.Requests, want), fmt.Sprint(s.Requests)

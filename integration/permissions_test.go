@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,8 +17,10 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/tools/loopback"
@@ -157,16 +158,16 @@ func matrix(p, q events.Partition) []matrixRow {
 		}
 	}
 	for op, users := range map[string][]string{
-		"OpFind": askers, "OpWorkers": askers, "OpStatus": askers, "OpLoads": askers, "OpPotentialLoads": askers,
-		"OpEngineLoads": askers, "OpFunnel": askers,
-		"OpSelect": routers, "OpBook": routers, "OpPrefillComplete": routers, "OpProgress": routers,
-		"OpOutputBlock": routers, "OpFree": routers, "OpEngineLoad": routers, "OpReport": routers,
-		"OpSessions": handlers, "OpEndSession": handlers,
-		"OpRegisterWorker": managers, "OpChangeWorker": managers, "OpRemoveWorker": managers,
-		"OpVerify": nodeOnly, "OpSnapshot": nodeOnly, "OpBlockHistory": nodeOnly, "OpRecorded": nodeOnly,
-		"OpPrefixes": nodeOnly,
+		ops.Find: askers, ops.Workers: askers, ops.Status: askers, ops.Loads: askers, ops.PotentialLoads: askers,
+		ops.EngineLoads: askers, ops.Funnel: askers,
+		ops.Select: routers, ops.Book: routers, ops.PrefillComplete: routers, ops.Progress: routers,
+		ops.OutputBlock: routers, ops.Free: routers, ops.EngineLoad: routers, ops.Report: routers,
+		ops.Sessions: handlers, ops.EndSession: handlers,
+		ops.RegisterWorker: managers, ops.ChangeWorker: managers, ops.RemoveWorker: managers,
+		ops.Verify: nodeOnly, ops.Snapshot: nodeOnly, ops.BlockHistory: nodeOnly, ops.Recorded: nodeOnly,
+		ops.Prefixes: nodeOnly,
 	} {
-		rows = append(rows, matrixRow{op, "QuerySubject " + op, users, nodeOnly})
+		rows = append(rows, matrixRow{op, jetstream.QuerySubject("a", op), users, nodeOnly})
 	}
 	for _, user := range allUsers {
 		rows = append(rows, matrixRow{"inbox", "_INBOX_" + user + ".x", onlyShims(user), []string{user}})
@@ -182,23 +183,6 @@ func onlyShims(user string) []string {
 		return []string{user}
 	}
 	return nil
-}
-
-// operations returns the constants of pkg/api that name operations.
-func operations(t *testing.T) map[string]string {
-	t.Helper()
-	ops := map[string]string{}
-	for _, f := range parseDir(t, "../pkg/api") {
-		ast.Inspect(f, func(n ast.Node) bool {
-			if v, is := n.(*ast.ValueSpec); is && strings.HasPrefix(v.Names[0].Name, "Op") && len(v.Values) == 1 {
-				if lit, is := v.Values[0].(*ast.BasicLit); is && lit.Kind == token.STRING {
-					ops[v.Names[0].Name], _ = strconv.Unquote(lit.Value)
-				}
-			}
-			return true
-		})
-	}
-	return ops
 }
 
 func parseDir(t *testing.T, dir string) (files []*ast.File) {
@@ -249,8 +233,8 @@ func subjectFunctions(t *testing.T) (names []string) {
 	return names
 }
 
-// Functions and constants without a separate subject.
-var noRowOf = []string{"answerPrefix", "validKey", "oddBucket", "OpOther"}
+// Functions without a separate subject.
+var noRowOf = []string{"answerPrefix", "validKey", "oddBucket"}
 
 // TestEverySubjectHasARow: a new subject, bucket, key or operation needs a row in the matrix.
 func TestEverySubjectHasARow(t *testing.T) {
@@ -265,14 +249,13 @@ func TestEverySubjectHasARow(t *testing.T) {
 			t.Errorf("%s of pkg/jetstream has no row in the matrix of permissions: add the users of the subject", name)
 		}
 	}
-	ops := operations(t)
-	for name := range ops {
-		if !rows[name] && !slices.Contains(noRowOf, name) {
-			t.Errorf("%s of pkg/api has no row in the matrix of permissions: add the permitted users", name)
+	for _, o := range api.Operations {
+		if !rows[o.Name] {
+			t.Errorf("the operation %s has no row in the matrix of permissions: add the permitted users", o.Name)
 		}
 	}
-	if len(functions) < 20 || len(ops) < 15 {
-		t.Errorf("the test finds too little: %v, %v", functions, ops)
+	if len(functions) < 20 {
+		t.Errorf("the test finds too little: %v", functions)
 	}
 }
 
@@ -431,15 +414,11 @@ func TestPermissionMatrix(t *testing.T) {
 	for _, kind := range serverKinds {
 		subtests.Run(t, kind, func(t *testing.T) {
 			s := startMatrix(t, kind, nil)
-			ops := operations(t)
 			p, q := partitionIn4(t, "w1"), partitionIn4(t, "w2")
 			for _, user := range allUsers {
 				nc := s.connect(t, user)
 				for _, row := range matrix(p, q) {
 					subject := row.subject
-					if name, is := strings.CutPrefix(subject, "QuerySubject "); is {
-						subject = "kv.v1.a.q." + ops[name]
-					}
 					if may := slices.Contains(row.subscribe, user); !strings.HasPrefix(subject, "$JS.") || may {
 						before := nc.LastError()
 						sub, err := nc.SubscribeSync(subject)
@@ -532,7 +511,6 @@ func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 	if err := watcher.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	ops := operations(t)
 	nc := s.connect(t, user)
 	aims := targets(p, user)
 	own := map[string]bool{} // targets with a publish permission of the user
@@ -545,9 +523,6 @@ func (s *matrixServer) aim(t *testing.T, user string) (hit []string) {
 	}
 	for _, row := range matrix(p, q) {
 		subject := row.subject
-		if name, is := strings.CutPrefix(subject, "QuerySubject "); is {
-			subject = "kv.v1.a.q." + ops[name]
-		}
 		if !slices.Contains(row.publish, user) || strings.ContainsAny(subject, "*>") {
 			continue
 		}

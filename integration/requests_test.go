@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -36,7 +37,7 @@ func TestRefusedQueriesAreSeen(t *testing.T) {
 		var all sync.WaitGroup
 		for range 200 {
 			all.Go(func() {
-				reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), api.JSON, body)
+				reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), api.JSON, body)
 				var refused *jetstream.ServiceError
 				var e api.ErrorBody
 				if !errors.As(err, &refused) || json.Unmarshal(reply.Body, &e) != nil || e.Error == nil {

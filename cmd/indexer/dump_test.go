@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -25,7 +26,7 @@ func TestSnapshotsNotWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: "node", Version: "1.0.0",
-		Endpoints: []jetstream.Endpoint{{Name: api.OpSnapshot, Subject: jetstream.QuerySubject("default", api.OpSnapshot),
+		Endpoints: []jetstream.Endpoint{{Name: ops.Snapshot, Subject: jetstream.QuerySubject("default", ops.Snapshot),
 			Handler: func(_ context.Context, r jetstream.Request) jetstream.Response {
 				body, err := api.Marshal(r.ContentType, &api.SnapshotList{Missing: []events.Partition{1, 3}})
 				if err != nil {

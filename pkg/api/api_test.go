@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -58,41 +59,41 @@ func TestErrorsNameWhatIsWrong(t *testing.T) {
 		code                  Code
 		message               string
 	}{
-		{OpFind, JSON, ``, CodeMalformed, "the body is empty"},
-		{OpFind, JSON, `{"model":"m"`, CodeMalformed, "too early"},
-		{OpFind, JSON, `{"model":"m","tokens":[1]} x`, CodeMalformed, "something follows"},
-		{OpFind, JSON, `{"tokens":[1,2]}`, CodeMissingModel, "has no model"},
-		{OpFind, JSON, `{"model":"m"}`, CodeMalformed, "neither tokens nor hashes"},
-		{OpFind, JSON, `{"model":"m","tokens":[1],"hashes":[1]}`, CodeMalformed, "tokens and hashes"},
-		{OpFind, JSON, `{"model":"m","hashes":[1],"cache_salt":"s"}`, CodeMalformed, "valid with tokens only"},
-		{OpFind, JSON, `{"model":"m","tokens":[1],"hashed":[{"lookahead":1,"hashes":[1]}]}`, CodeMalformed,
+		{ops.Find, JSON, ``, CodeMalformed, "the body is empty"},
+		{ops.Find, JSON, `{"model":"m"`, CodeMalformed, "too early"},
+		{ops.Find, JSON, `{"model":"m","tokens":[1]} x`, CodeMalformed, "something follows"},
+		{ops.Find, JSON, `{"tokens":[1,2]}`, CodeMissingModel, "has no model"},
+		{ops.Find, JSON, `{"model":"m"}`, CodeMalformed, "neither tokens nor hashes"},
+		{ops.Find, JSON, `{"model":"m","tokens":[1],"hashes":[1]}`, CodeMalformed, "tokens and hashes"},
+		{ops.Find, JSON, `{"model":"m","hashes":[1],"cache_salt":"s"}`, CodeMalformed, "valid with tokens only"},
+		{ops.Find, JSON, `{"model":"m","tokens":[1],"hashed":[{"lookahead":1,"hashes":[1]}]}`, CodeMalformed,
 			"tokens and hashes"},
-		{OpFind, JSON, `{"model":"m","hashed":[{"lookahead":1,"hashes":[1]}],"lora_name":"l"}`, CodeMalformed,
+		{ops.Find, JSON, `{"model":"m","hashed":[{"lookahead":1,"hashes":[1]}],"lora_name":"l"}`, CodeMalformed,
 			"valid with tokens only"},
-		{OpFind, JSON, `{"model":"m","hashed":[` + strings.Repeat("{},", 16) + `{}]}`, CodeTooLarge, "more than 16"},
-		{OpFind, JSON, `{"model":"m","tokens":[1,-5]}`, CodeBadTokens,
+		{ops.Find, JSON, `{"model":"m","hashed":[` + strings.Repeat("{},", 16) + `{}]}`, CodeTooLarge, "more than 16"},
+		{ops.Find, JSON, `{"model":"m","tokens":[1,-5]}`, CodeBadTokens,
 			"tokens[1] is -5, not an unsigned 32-bit number"},
-		{OpFind, JSON, `{"model":"m","tokens":[4294967296]}`, CodeBadTokens, "tokens[0] is 4294967296"},
-		{OpFind, JSON, `{"model":"m","tokens":[1.5]}`, CodeBadTokens, "tokens[0] is 1.5"},
-		{OpFind, JSON, `{"model":"m","tokens":["a"]}`, CodeBadTokens, `tokens[0] is "a"`},
-		{OpFind, JSON, `{"model":"m","tokens":"abc"}`, CodeBadTokens, "tokens must be an array"},
-		{OpFind, JSON, `{"model":"m","hashes":[18446744073709551616]}`, CodeMalformed,
+		{ops.Find, JSON, `{"model":"m","tokens":[4294967296]}`, CodeBadTokens, "tokens[0] is 4294967296"},
+		{ops.Find, JSON, `{"model":"m","tokens":[1.5]}`, CodeBadTokens, "tokens[0] is 1.5"},
+		{ops.Find, JSON, `{"model":"m","tokens":["a"]}`, CodeBadTokens, `tokens[0] is "a"`},
+		{ops.Find, JSON, `{"model":"m","tokens":"abc"}`, CodeBadTokens, "tokens must be an array"},
+		{ops.Find, JSON, `{"model":"m","hashes":[18446744073709551616]}`, CodeMalformed,
 			"hashes[0] is 18446744073709551616"},
-		{OpFind, JSON, `{"model":"m","hashes":[1,18446744073709551620]}`, CodeMalformed,
+		{ops.Find, JSON, `{"model":"m","hashes":[1,18446744073709551620]}`, CodeMalformed,
 			"hashes[1] is 18446744073709551620"},
-		{OpFind, JSON, `{"model":"m","hashes":[184467440737095516150]}`, CodeMalformed,
+		{ops.Find, JSON, `{"model":"m","hashes":[184467440737095516150]}`, CodeMalformed,
 			"hashes[0] is 184467440737095516150"},
-		{OpFind, JSON, `{"model":"m","tokens":[18446744073709551615]}`, CodeBadTokens,
+		{ops.Find, JSON, `{"model":"m","tokens":[18446744073709551615]}`, CodeBadTokens,
 			"tokens[0] is 18446744073709551615"},
-		{OpFind, MsgPack, "\xc1", CodeMalformed, "MessagePack"},
-		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\x92\x01\xff", CodeBadTokens, "tokens[1]"},
-		{OpFind, MsgPack, "\x82\xa5model\xa1m\xa6tokens\xc4\x03abc", CodeBadTokens, "not a multiple of 4"},
-		{OpFind, JSON, strings.Repeat(" ", MaxBody+1), CodeTooLarge, "more than 8388608"},
-		{OpFind, JSON, `{"model":"m","tokens":[` + strings.Repeat("1,", MaxTokens) + `1]}`, CodeTooLarge,
+		{ops.Find, MsgPack, "\xc1", CodeMalformed, "MessagePack"},
+		{ops.Find, MsgPack, "\x82\xa5model\xa1m\xa6tokens\x92\x01\xff", CodeBadTokens, "tokens[1]"},
+		{ops.Find, MsgPack, "\x82\xa5model\xa1m\xa6tokens\xc4\x03abc", CodeBadTokens, "not a multiple of 4"},
+		{ops.Find, JSON, strings.Repeat(" ", MaxBody+1), CodeTooLarge, "more than 8388608"},
+		{ops.Find, JSON, `{"model":"m","tokens":[` + strings.Repeat("1,", MaxTokens) + `1]}`, CodeTooLarge,
 			"more than 1048576 elements"},
 		{"fetch", JSON, `{}`, CodeUnknownOperation, `"fetch"`},
-		{OpStatus, JSON, ``, CodeInternal, "disk on fire"},
-		{OpSnapshot, JSON, ``, CodeNotReady, "restoring"},
+		{ops.Status, JSON, ``, CodeInternal, "disk on fire"},
+		{ops.Snapshot, JSON, ``, CodeNotReady, "restoring"},
 	}
 	for _, c := range cases {
 		reply, failure := Handler{Indexer: &echo{}}.Handle(context.Background(), c.op, c.contentType, []byte(c.body))
@@ -122,7 +123,7 @@ func TestQueriesAreTheSameInEveryForm(t *testing.T) {
 		body        []byte
 	}{{JSON, asJSON}, {"", asJSON}, {MsgPack, asMsgPack}, {MsgPack, array}} {
 		e := &echo{}
-		reply, failure := Handler{Indexer: e}.Handle(context.Background(), OpFind, c.contentType, c.body)
+		reply, failure := Handler{Indexer: e}.Handle(context.Background(), ops.Find, c.contentType, c.body)
 		if failure != nil {
 			t.Fatalf("%q: %v", c.body, failure)
 		}
@@ -140,7 +141,7 @@ func TestQueriesAreTheSameInEveryForm(t *testing.T) {
 func TestHashesKeepAllTheirBits(t *testing.T) {
 	e := &echo{}
 	body := `{"model":"m","hashes":[18446744073709551615, -1 ,9223372036854775808,0,10000000000000000000]}`
-	if _, failure := (Handler{Indexer: e}).Handle(context.Background(), OpFind, JSON, []byte(body)); failure != nil {
+	if _, failure := (Handler{Indexer: e}).Handle(context.Background(), ops.Find, JSON, []byte(body)); failure != nil {
 		t.Fatal(failure)
 	}
 	want := Hashes{1<<64 - 1, 1<<64 - 1, 1 << 63, 0, 1e19}
@@ -167,7 +168,7 @@ func FuzzHandle(f *testing.F) {
 			contentType = JSON
 		}
 		e := &echo{}
-		reply, failure := Handler{Indexer: e}.Handle(context.Background(), OpFind, contentType, body)
+		reply, failure := Handler{Indexer: e}.Handle(context.Background(), ops.Find, contentType, body)
 		var answer Answer
 		err := DecodeReply(contentType, reply, &answer)
 		if (failure == nil) != (err == nil) {

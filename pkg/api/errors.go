@@ -1,8 +1,11 @@
 package api
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
@@ -90,6 +93,25 @@ type ErrorBody struct {
 func (e *Error) Body(contentType string) []byte {
 	body, _ := Marshal(contentType, ErrorBody{Error: e}) // cannot fail: all fields can be encoded
 	return body
+}
+
+// Outcome returns the outcome of a request with this failure; nil is [ops.OK].
+func (e *Error) Outcome() string {
+	if e == nil {
+		return ops.OK
+	}
+	return string(e.Code)
+}
+
+// OutcomeOf returns the outcome of a request that ended with err; nil is [ops.OK].
+func OutcomeOf(err error) string {
+	switch {
+	case err == nil:
+		return ops.OK
+	case errors.Is(err, context.Canceled):
+		return ops.Canceled
+	}
+	return AsError(err).Outcome()
 }
 
 // Refusal converts the number of a NATS service error to an Error, for messages that have, or can have, no other

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"strings"
 	"testing"
 )
@@ -28,21 +29,21 @@ func (f *funnelStub) Recorded(_ context.Context, r *RecordedRequest) (*RecordedL
 
 func TestFunnelRequests(t *testing.T) {
 	for _, c := range []struct{ op, body, answer, failure string }{
-		{OpFunnel, `{"model":"m","since":"90s"}`, `"model":"m"`, ""},
-		{OpFunnel, `{"model":"m"}`, `"model":"m"`, ""},
-		{OpFunnel, `{}`, "", "missing_model"},
-		{OpFunnel, `{"model":"m","since":"yesterday"}`, "", `since is "yesterday", not a span of time such as 10m`},
-		{OpFunnel, `{"model":"m","since":"-1m"}`, "", "not a span of time"},
-		{OpFunnel, `{"model":"m","since":"61m"}`, "", "no more than 1h0m0s is kept"},
-		{OpReport, `{"request_id":"r","cached_tokens":0}`, `"done":true`, ""},
-		{OpReport, `{"cached_tokens":7}`, "", "request_id has 0 bytes"},
-		{OpReport, `{"request_id":"r","cached_tokens":-7}`, "", "cached_tokens"},
-		{OpReport, `{"request_id":"r","cached_tokens":4294967297}`, "", "malformed"},
-		{OpRecorded, `{"model":"m","limit":3,"id":"1-a"}`, `"id":"1-a"`, ""},
-		{OpRecorded, `{}`, "", "missing_model"},
-		{OpRecorded, `{"model":"m","limit":129}`, "", "limit is 129, more than 128"},
-		{OpRecorded, `{"model":"m","id":"1-a","before":"2-a"}`, "", "send one of them"},
-		{OpBlockHistory, `{"blocks":[1,2]}`, `"blocks":[{`, ""},
+		{ops.Funnel, `{"model":"m","since":"90s"}`, `"model":"m"`, ""},
+		{ops.Funnel, `{"model":"m"}`, `"model":"m"`, ""},
+		{ops.Funnel, `{}`, "", "missing_model"},
+		{ops.Funnel, `{"model":"m","since":"yesterday"}`, "", `since is "yesterday", not a span of time such as 10m`},
+		{ops.Funnel, `{"model":"m","since":"-1m"}`, "", "not a span of time"},
+		{ops.Funnel, `{"model":"m","since":"61m"}`, "", "no more than 1h0m0s is kept"},
+		{ops.Report, `{"request_id":"r","cached_tokens":0}`, `"done":true`, ""},
+		{ops.Report, `{"cached_tokens":7}`, "", "request_id has 0 bytes"},
+		{ops.Report, `{"request_id":"r","cached_tokens":-7}`, "", "cached_tokens"},
+		{ops.Report, `{"request_id":"r","cached_tokens":4294967297}`, "", "malformed"},
+		{ops.Recorded, `{"model":"m","limit":3,"id":"1-a"}`, `"id":"1-a"`, ""},
+		{ops.Recorded, `{}`, "", "missing_model"},
+		{ops.Recorded, `{"model":"m","limit":129}`, "", "limit is 129, more than 128"},
+		{ops.Recorded, `{"model":"m","id":"1-a","before":"2-a"}`, "", "send one of them"},
+		{ops.BlockHistory, `{"blocks":[1,2]}`, `"blocks":[{`, ""},
 	} {
 		reply, failure := Handler{Funnels: &funnelStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
 		switch {
@@ -52,7 +53,7 @@ func TestFunnelRequests(t *testing.T) {
 			t.Errorf("%s %s: %v, want %s", c.op, c.body, failure, c.failure)
 		}
 	}
-	if _, failure := (Handler{}).Handle(t.Context(), OpFunnel, JSON, []byte(`{"model":"m"}`)); failure == nil ||
+	if _, failure := (Handler{}).Handle(t.Context(), ops.Funnel, JSON, []byte(`{"model":"m"}`)); failure == nil ||
 		failure.Code != CodeUnknownOperation {
 		t.Errorf("without a funnel: %v", failure)
 	}

@@ -87,7 +87,7 @@ func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte
 	}
 	if reply, err = Marshal(contentType, answer); err != nil {
 		failure = Errorf(CodeInternal, "encode the answer: %v", err)
-		reply, outcome = failure.Body(contentType), Outcome(failure)
+		reply, outcome = failure.Body(contentType), failure.Outcome()
 	}
 	if h.Observe != nil {
 		h.Observe(op, outcome, time.Since(begun))

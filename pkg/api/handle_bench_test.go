@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"math/rand/v2"
 	"testing"
 )
@@ -38,7 +39,7 @@ func BenchmarkHandle(b *testing.B) {
 			b.ReportAllocs()
 			h := Handler{Indexer: &echo{}}
 			for b.Loop() {
-				if _, failure := h.Handle(context.Background(), OpFind, contentType, body); failure != nil {
+				if _, failure := h.Handle(context.Background(), ops.Find, contentType, body); failure != nil {
 					b.Fatal(failure)
 				}
 			}

@@ -314,7 +314,7 @@ func (r *RequestRef) members(list []member) []member {
 	return append(list, member{"model", &r.Model}, member{"request_id", &r.RequestID})
 }
 
-// outputRef is a RequestRef of OpOutputBlock.
+// outputRef is a RequestRef of ops.OutputBlock.
 type outputRef RequestRef
 
 // Check implements the check of a request.

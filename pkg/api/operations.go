@@ -3,38 +3,10 @@ package api
 import (
 	"context"
 	"errors"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"net/http"
 	"reflect"
 	"slices"
-)
-
-// The names of the operations, with the types of request and answer.
-const (
-	OpFind            = "find"             // Query → Answer
-	OpWorkers         = "workers"          // WorkersRequest, or nothing → WorkerList
-	OpStatus          = "status"           // StatusRequest, or nothing → Status
-	OpVerify          = "verify"           // VerifyRequest, or nothing → Status with checksums of all nodes
-	OpSnapshot        = "snapshot"         // nothing → SnapshotList, after the snapshots of all partitions are written
-	OpPrefixes        = "prefixes"         // PrefixesRequest → PrefixTree
-	OpSelect          = "select"           // SelectRequest → Selection
-	OpBook            = "book"             // BookRequest → Booking
-	OpPrefillComplete = "prefill_complete" // RequestRef → Done
-	OpProgress        = "progress"         // RequestRef → Done
-	OpOutputBlock     = "output_block"     // RequestRef → Done
-	OpFree            = "free"             // RequestRef → Done
-	OpLoads           = "loads"            // LoadsRequest, or nothing → LoadList
-	OpPotentialLoads  = "potential_loads"  // PotentialRequest → PotentialList
-	OpEngineLoads     = "engine_loads"     // nothing → EngineLoads
-	OpEngineLoad      = "engine_load"      // EngineLoads → Done
-	OpRecorded        = "recorded"         // RecordedRequest → RecordedList
-	OpFunnel          = "funnel"           // FunnelRequest → Funnel
-	OpReport          = "report"           // Report → Done
-	OpBlockHistory    = "block_history"    // BlockHistoryRequest → BlockHistory
-	OpSessions        = "sessions"         // SessionsRequest, or nothing → SessionList
-	OpEndSession      = "session_end"      // SessionEnd → SessionList, of the ended sessions
-	OpRegisterWorker  = "worker_register"  // WorkerRegistration → Worker
-	OpChangeWorker    = "worker_change"    // WorkerChange → Worker, after the change
-	OpRemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, before the removal
 )
 
 // Operation describes one operation. [Operations] has a row for each operation. The HTTP port, the NATS services and
@@ -114,7 +86,7 @@ var (
 // Operations has one row for each operation.
 var Operations = []*Operation{
 	{
-		Name: OpFind, Routes: post("/v1/find"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Name: ops.Find, Routes: post("/v1/find"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
 		Summary: "The depths of all workers for a prompt. Exactly one of `tokens`, `hashes`, `hashed`, `engine_hashes`, `prompt` " +
 			"and `messages` is given",
 		Codes: modelCodes,
@@ -122,14 +94,14 @@ var Operations = []*Operation{
 			serve: func(ctx context.Context, h Handler, b requestBody) (any, error) { return h.find(ctx, b) }},
 	},
 	{
-		Name: OpWorkers, Routes: get("/v1/workers"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Name: ops.Workers, Routes: get("/v1/workers"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
 		Summary: "All workers, with the numbers of their blocks", Empty: true,
 		method: indexer(func(x Indexer, ctx context.Context, r *WorkersRequest) (*WorkerList, error) {
 			return x.Workers(ctx, *r)
 		}),
 	},
 	{
-		Name: OpStatus, Routes: get("/v1/status"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Name: ops.Status, Routes: get("/v1/status"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
 		Summary: "A node's status", Empty: true,
 		method: indexer(func(x Indexer, ctx context.Context, r *StatusRequest) (*Status, error) {
 			if r.Node != "" {
@@ -139,75 +111,76 @@ var Operations = []*Operation{
 		}),
 	},
 	{
-		Name: OpVerify, Routes: get("/v1/verify"), Access: AccessOperate, Costly: true, AnyNode: true, OneNode: true,
+		Name: ops.Verify, Routes: get("/v1/verify"), Access: AccessOperate, Costly: true, AnyNode: true, OneNode: true,
 		Summary: "A node's status, with checksums of all replicas compared", Once: true, Empty: true,
 		method: indexer(func(x Indexer, ctx context.Context, r *VerifyRequest) (*Status, error) {
 			return x.Verify(ctx, r.At)
 		}),
 	},
 	{
-		Name: OpSnapshot, Routes: post("/v1/snapshot"), Access: AccessOperate, AnyNode: true, OneNode: true,
+		Name: ops.Snapshot, Routes: post("/v1/snapshot"), Access: AccessOperate, AnyNode: true, OneNode: true,
 		Summary: "Write snapshots now", Once: true, Empty: true,
 		method: indexer(func(x Indexer, ctx context.Context, _ *noFields) (*SnapshotList, error) {
 			return x.Snapshot(ctx)
 		}),
 	},
 	{
-		Name: OpPrefixes, Routes: post("/v1/prefixes"), Access: AccessRead, OneNode: true,
+		Name: ops.Prefixes, Routes: post("/v1/prefixes"), Access: AccessRead, OneNode: true,
 		Summary: "The largest part of a model's tree of prefixes, of all nodes or of one",
 		Codes:   []Code{CodeUnknownModel, CodeBlockSizeMismatch, CodeMissingModel},
 		method:  indexer(Indexer.Prefixes),
 	},
 	{
-		Name: OpSelect, Routes: post("/v1/select"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Name: ops.Select, Routes: post("/v1/select"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
 		Summary: "Choose a worker for a prompt. The prompt is given as for `/v1/find`",
 		Codes:   slices.Concat([]Code{CodeNoWorkers, CodeOverloaded, CodeConflict}, modelCodes),
 		method:  router(Router.Select),
 	},
 	{
-		Name: OpBook, Routes: post("/v1/book"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Name: ops.Book, Routes: post("/v1/book"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
 		Summary: "Book a request on a worker",
 		Codes: slices.Concat([]Code{CodeUnknownWorker, CodeUnknownRequest, CodeOverloaded, CodeConflict},
 			modelCodes),
 		method: router(Router.Book),
 	},
 	{
-		Name: OpPrefillComplete, Routes: post("/v1/prefill_complete"), Access: AccessRoute, AnyNode: true, Granted: true,
+		Name: ops.PrefillComplete, Routes: post("/v1/prefill_complete"), Access: AccessRoute, AnyNode: true, Granted: true,
 		Summary: "The prompt of a booked request is computed", Codes: bookingCodes,
 		method: router(done(Router.PrefillComplete)),
 	},
 	{
-		Name: OpProgress, Routes: post("/v1/progress"), Access: AccessRoute, AnyNode: true, Granted: true,
+		Name: ops.Progress, Routes: post("/v1/progress"), Access: AccessRoute, AnyNode: true, Granted: true,
 		Summary: "A booked request is still running: `--request-expiry` starts again", Codes: bookingCodes,
 		method: router(done(Router.Progress)),
 	},
 	{
-		Name: OpOutputBlock, Routes: post("/v1/output_block"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Name: ops.OutputBlock, Routes: post("/v1/output_block"), Access: AccessRoute, AnyNode: true, Granted: true,
+		Once:    true,
 		Summary: "A booked request has a further block of output", Codes: bookingCodes, Schema: "OutputBlockRequest",
 		method: router(done(func(r Router, ctx context.Context, q *outputRef) error {
 			return r.OutputBlock(ctx, (*RequestRef)(q))
 		})).request(reflect.TypeFor[RequestRef]()),
 	},
 	{
-		Name: OpFree, Routes: post("/v1/free"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
+		Name: ops.Free, Routes: post("/v1/free"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
 		Summary: "A booked request has ended", Codes: bookingCodes,
 		method: router(done(func(r Router, ctx context.Context, q *endRef) error {
 			return r.Free(ctx, (*RequestRef)(q))
 		})),
 	},
 	{
-		Name: OpLoads, Routes: slices.Concat(get("/v1/loads"), post("/v1/loads")), Access: AccessRead,
+		Name: ops.Loads, Routes: slices.Concat(get("/v1/loads"), post("/v1/loads")), Access: AccessRead,
 		AnyNode: true, Granted: true,
 		Summary: "The outstanding work of workers", Empty: true, Codes: []Code{CodeUnknownModel},
 		method: router(Router.Loads),
 	},
 	{
-		Name: OpPotentialLoads, Routes: post("/v1/potential_loads"), Access: AccessRead, AnyNode: true, Granted: true,
+		Name: ops.PotentialLoads, Routes: post("/v1/potential_loads"), Access: AccessRead, AnyNode: true, Granted: true,
 		Summary: "The outstanding work of each worker with a further prompt", Codes: modelCodes,
 		method: router(Router.PotentialLoads),
 	},
 	{
-		Name: OpEngineLoads, Routes: get("/v1/engine_load"), Access: AccessRead, AnyNode: true, Granted: true,
+		Name: ops.EngineLoads, Routes: get("/v1/engine_load"), Access: AccessRead, AnyNode: true, Granted: true,
 		Summary: "The used memory of engines", Empty: true,
 		method: router(func(r Router, ctx context.Context, _ *noFields) (*EngineLoads, error) {
 			return r.EngineLoads(ctx)
@@ -215,62 +188,63 @@ var Operations = []*Operation{
 	},
 	{
 		// for a router, or a program beside an engine
-		Name: OpEngineLoad, Routes: post("/v1/engine_load"), Access: AccessRoute | AccessRegister,
+		Name: ops.EngineLoad, Routes: post("/v1/engine_load"), Access: AccessRoute | AccessRegister,
 		AnyNode: true, Granted: true,
 		Summary: "Report the used memory of engines", Schema: "EngineLoadReports",
 		method: router(done(Router.EngineLoad)),
 	},
 	{
 		// not granted to NATS users: the answer has hashes of all tenants
-		Name: OpRecorded, Routes: post("/v1/recorded"), Access: AccessRead, AnyNode: true, OneNode: true,
+		Name: ops.Recorded, Routes: post("/v1/recorded"), Access: AccessRead, AnyNode: true, OneNode: true,
 		Summary: "The newest recorded requests of a model, or one of them, by hashes",
 		Codes:   []Code{CodeMissingModel, CodeUnknownRequest},
 		method:  funnels(Funnels.Recorded),
 	},
 	{
-		Name: OpFunnel, Routes: get("/v1/funnel"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
+		Name: ops.Funnel, Routes: get("/v1/funnel"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,
 		Summary: "Where reusable tokens of a model are lost: parameters of the URL, or a body",
 		Empty:   true, Parameters: []string{"model", "since"}, Codes: []Code{CodeMissingModel, CodeUnknownModel},
 		method: funnels(Funnels.Funnel),
 	},
 	{
-		Name: OpReport, Routes: post("/v1/report"), Access: AccessRoute, AnyNode: true, Granted: true, OneNode: true,
+		Name: ops.Report, Routes: post("/v1/report"), Access: AccessRoute, AnyNode: true, Granted: true, OneNode: true,
 		Summary: "Report the tokens that an engine reused after a choice", Once: true,
 		Codes:  []Code{CodeUnknownRequest},
 		method: funnels(done(Funnels.Report)),
 	},
 	{
-		Name: OpBlockHistory, OneNode: true, Summary: "A node's records of blocks",
+		Name: ops.BlockHistory, OneNode: true, Summary: "A node's records of blocks",
 		method: funnels(Funnels.BlockHistory),
 	},
 	{
 		// not for readers: the answer has the ids of all clients' sessions
-		Name: OpSessions, Routes: slices.Concat(get("/v1/sessions"), post("/v1/sessions")),
+		Name: ops.Sessions, Routes: slices.Concat(get("/v1/sessions"), post("/v1/sessions")),
 		Access: AccessRoute | AccessOperate, AnyNode: true, Granted: true,
 		Summary: "The sessions with a worker, the last used first: parameters of the URL, or a body",
 		Empty:   true, Parameters: []string{"model", "session_id"},
 		method: insights(Insights.Sessions),
 	},
 	{
-		Name: OpEndSession, Routes: post("/v1/sessions/end"), Access: AccessRoute | AccessOperate, AnyNode: true,
+		Name: ops.EndSession, Routes: post("/v1/sessions/end"), Access: AccessRoute | AccessOperate, AnyNode: true,
 		Granted: true,
 		Summary: "End a session: the next request of the session is chosen freely",
 		method:  insights(Insights.EndSession),
 	},
 	{
-		Name: OpRegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true, Once: true,
+		Name: ops.RegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true,
+		Once:    true,
 		Summary: "Register a worker",
 		Codes:   []Code{CodeMissingModel, CodeRegistered, CodeConflict, CodeBlockSizeMismatch},
 		method:  registrar(Registrar.RegisterWorker),
 	},
 	{
-		Name: OpChangeWorker, Routes: []Route{{http.MethodPatch, "/v1/workers/{instance}"}}, Access: AccessOperate,
+		Name: ops.ChangeWorker, Routes: []Route{{http.MethodPatch, "/v1/workers/{instance}"}}, Access: AccessOperate,
 		AnyNode: true, Granted: true,
 		Summary: "Change a worker's settings", Codes: []Code{CodeUnknownWorker, CodeConflict},
 		method: registrar(Registrar.ChangeWorker),
 	},
 	{
-		Name: OpRemoveWorker, Routes: []Route{{http.MethodDelete, "/v1/workers/{instance}"}},
+		Name: ops.RemoveWorker, Routes: []Route{{http.MethodDelete, "/v1/workers/{instance}"}},
 		Access: AccessRegister | AccessOperate, AnyNode: true, Granted: true, OneNode: true, Once: true, Empty: true,
 		Summary: "End a worker's registration", Codes: []Code{CodeUnknownWorker, CodeConflict},
 		method: indexer(func(x Indexer, ctx context.Context, r *WorkerRemoval) (*Worker, error) {

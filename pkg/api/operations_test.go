@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"slices"
 	"strings"
 	"testing"
@@ -29,11 +30,11 @@ func TestOperations(t *testing.T) {
 				t.Errorf("%s and %s have the route %v", other, o.Name, r)
 			}
 			routes[r] = o.Name
-			if strings.Contains(r.Path, "{instance}") != slices.Contains([]string{OpChangeWorker, OpRemoveWorker}, o.Name) {
+			if strings.Contains(r.Path, "{instance}") != slices.Contains([]string{ops.ChangeWorker, ops.RemoveWorker}, o.Name) {
 				t.Errorf("%s: only a request about a worker has the worker in its path", o.Name)
 			}
 		}
-		if o.Name != OpFind { // every handler has an Indexer
+		if o.Name != ops.Find { // every handler has an Indexer
 			_, failure := Handler{}.Handle(context.Background(), o.Name, JSON, []byte("{}"))
 			if failure == nil || failure.Code != CodeUnknownOperation {
 				t.Errorf("%s without a service: %v", o.Name, failure)
@@ -52,10 +53,10 @@ func TestSentOnce(t *testing.T) {
 		request any
 		want    bool
 	}{
-		{OpFind, &Query{}, false}, {OpSelect, &SelectRequest{}, false}, {OpSelect, &SelectRequest{Book: true}, true},
-		{OpBook, &BookRequest{}, true}, {OpOutputBlock, &RequestRef{}, true}, {OpPrefillComplete, &RequestRef{}, false},
-		{OpProgress, &RequestRef{}, false},
-		{OpSnapshot, nil, true}, {OpStatus, nil, false}, {OpChangeWorker, &WorkerChange{}, false},
+		{ops.Find, &Query{}, false}, {ops.Select, &SelectRequest{}, false}, {ops.Select, &SelectRequest{Book: true}, true},
+		{ops.Book, &BookRequest{}, true}, {ops.OutputBlock, &RequestRef{}, true}, {ops.PrefillComplete, &RequestRef{}, false},
+		{ops.Progress, &RequestRef{}, false},
+		{ops.Snapshot, nil, true}, {ops.Status, nil, false}, {ops.ChangeWorker, &WorkerChange{}, false},
 	} {
 		if got := OperationOf(c.op).SentOnce(c.request); got != c.want {
 			t.Errorf("%s %+v: sent once is %t", c.op, c.request, got)

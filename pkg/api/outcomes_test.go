@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"os"
 	"regexp"
 	"strings"
@@ -44,7 +45,7 @@ func TestOutcomeOf(t *testing.T) {
 		err  error
 		want string
 	}{
-		{nil, OutcomeOK}, {fmt.Errorf("select: %w", context.Canceled), OutcomeCanceled},
+		{nil, ops.OK}, {fmt.Errorf("select: %w", context.Canceled), ops.Canceled},
 		{context.DeadlineExceeded, string(CodeBehind)}, {Errorf(CodeNoWorkers, "none"), string(CodeNoWorkers)},
 		{errors.New("odd"), string(CodeInternal)},
 	} {

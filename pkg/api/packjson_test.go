@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -127,7 +128,7 @@ func TestAllocations(t *testing.T) {
 	h := Handler{Indexer: e}
 	handle := func(form string, body []byte) func() error {
 		return func() error {
-			_, failure := h.Handle(context.Background(), OpFind, form, body)
+			_, failure := h.Handle(context.Background(), ops.Find, form, body)
 			if failure != nil {
 				return failure
 			}
@@ -164,7 +165,7 @@ func TestAllocations(t *testing.T) {
 			t.Errorf("%s: %v allocations, more than %v", c.name, n, c.most)
 		}
 	}
-	if _, failure := h.Handle(context.Background(), OpFind, JSON, text); failure != nil ||
+	if _, failure := h.Handle(context.Background(), ops.Find, JSON, text); failure != nil ||
 		!reflect.DeepEqual(e.last.Hashes, negative.Hashes) {
 		t.Errorf("signed hashes have wrong values: %v", failure)
 	}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"testing"
 )
 
@@ -44,7 +45,7 @@ func BenchmarkSelect(b *testing.B) {
 		b.Run(form+"/handle", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, failure := h.Handle(context.Background(), OpSelect, form, body); failure != nil {
+				if _, failure := h.Handle(context.Background(), ops.Select, form, body); failure != nil {
 					b.Fatal(failure)
 				}
 			}

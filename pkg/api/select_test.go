@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
@@ -31,13 +32,13 @@ func (s *routerStub) done(op string, r *RequestRef) error {
 }
 
 func (s *routerStub) PrefillComplete(_ context.Context, r *RequestRef) error {
-	return s.done(OpPrefillComplete, r)
+	return s.done(ops.PrefillComplete, r)
 }
-func (s *routerStub) Progress(_ context.Context, r *RequestRef) error { return s.done(OpProgress, r) }
+func (s *routerStub) Progress(_ context.Context, r *RequestRef) error { return s.done(ops.Progress, r) }
 func (s *routerStub) OutputBlock(_ context.Context, r *RequestRef) error {
-	return s.done(OpOutputBlock, r)
+	return s.done(ops.OutputBlock, r)
 }
-func (s *routerStub) Free(_ context.Context, r *RequestRef) error { return s.done(OpFree, r) }
+func (s *routerStub) Free(_ context.Context, r *RequestRef) error { return s.done(ops.Free, r) }
 
 func (s *routerStub) Loads(_ context.Context, r *LoadsRequest) (*LoadList, error) {
 	s.got = r
@@ -63,7 +64,7 @@ func TestRoutingRequests(t *testing.T) {
 	blocks := uint64(1 << 40)
 	prompt := Prompt{Model: "m", BlockSize: 16, Hashes: Hashes{1, 1 << 63}, SequenceHashes: Hashes{7, 8}, ISLTokens: 40}
 	for op, sent := range map[string][]any{
-		OpSelect: {
+		ops.Select: {
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
 			&SelectRequest{Query: Query{Model: "m", EngineHashes: Hashes{1, 1 << 63}, DeadlineMS: 9}, ISLTokens: 40},
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}, Endpoints: []string{"http://a"}},
@@ -82,20 +83,20 @@ func TestRoutingRequests(t *testing.T) {
 					SharedCacheMultiplier: &share},
 			},
 		},
-		OpBook: {
+		ops.Book: {
 			&BookRequest{Prompt: Prompt{Model: "m"}, RequestID: "r1"},
 			&BookRequest{Prompt: Prompt{Model: "m", EngineHashes: Hashes{7}}, RequestID: "r1", Worker: "a"},
 			&BookRequest{Prompt: prompt, RequestID: "r1", Worker: "a", Rank: 3, EffectivePrefillTokens: 30,
 				TrackPrefillTokens: &no, AssumeKVReuse: &yes, ExpectedOutputTokens: 4, SessionID: "s"},
 		},
-		OpPrefillComplete: {&RequestRef{Model: "m", RequestID: "r1"}},
-		OpProgress:        {&RequestRef{Model: "m", RequestID: "r1"}},
-		OpOutputBlock:     {&RequestRef{Model: "m", RequestID: "r1", DecayFraction: &fraction}},
-		OpFree: {&RequestRef{Model: "m", RequestID: "r1"},
+		ops.PrefillComplete: {&RequestRef{Model: "m", RequestID: "r1"}},
+		ops.Progress:        {&RequestRef{Model: "m", RequestID: "r1"}},
+		ops.OutputBlock:     {&RequestRef{Model: "m", RequestID: "r1", DecayFraction: &fraction}},
+		ops.Free: {&RequestRef{Model: "m", RequestID: "r1"},
 			&RequestRef{Model: "m", RequestID: "r1", Result: ResultTimeout}},
-		OpLoads:          {&LoadsRequest{}, &LoadsRequest{Model: "m"}},
-		OpPotentialLoads: {&PotentialRequest{Prompt: prompt}},
-		OpEngineLoad: {&EngineLoads{Loads: []EngineLoad{{Worker: "a", Rank: 3, UsedBlocks: &blocks, AgeMS: 7},
+		ops.Loads:          {&LoadsRequest{}, &LoadsRequest{Model: "m"}},
+		ops.PotentialLoads: {&PotentialRequest{Prompt: prompt}},
+		ops.EngineLoad: {&EngineLoads{Loads: []EngineLoad{{Worker: "a", Rank: 3, UsedBlocks: &blocks, AgeMS: 7},
 			{Worker: "b", TotalBlocks: &blocks, DecodeBlocks: &blocks, PrefillTokens: &blocks}}},
 			&EngineLoads{Results: []WorkerResult{{Worker: "a", Result: ResultRefused, AgeMS: 3}}}},
 	} {
@@ -128,54 +129,56 @@ func TestRoutingRequests(t *testing.T) {
 // TestRoutingRequestsRefused checks the errors of invalid requests of routing.
 func TestRoutingRequestsRefused(t *testing.T) {
 	for _, c := range []struct{ op, body, want string }{
-		{OpFree, `{"model":"m","request_id":"r","result":"bad"}`, `result is "bad", none of [ok refused`},
-		{OpEngineLoad, `{"results":[{"worker":"w"}]}`, `results[0]: result is "", none of`},
-		{OpSelect, `{"model":"m"}`, "neither tokens nor hashes"},
-		{OpSelect, `{"model":"m","tokens":[1],"book":true}`, "book needs a request_id"},
-		{OpSelect, `{"model":"m","tokens":[1],"isl_tokens":2}`, "isl_tokens is 2; there are 1 tokens"},
-		{OpSelect, `{"model":"m","tokens":[1],"isl_tokens":-2}`, "isl_tokens is -2, not a number of tokens"},
-		{OpSelect, `{"model":"m","hashes":[1],"sequence_hashes":[]}`, "1 hashes and 0 sequence_hashes"},
-		{OpSelect, `{"model":"m","tokens":[1],"pinned_worker":"a"}`, `pinned_worker is "a", not an object`},
-		{OpSelect, `{"model":"m","tokens":[1],"pinned_worker":{"id":"a"}}`, `there is no field "pinned_worker.id"`},
-		{OpSelect, `{"model":"m","tokens":[1],"preferred_taints":{"a":"b"}}`, `preferred_taints.a is "b", not a number`},
-		{OpSelect, `{"model":"m","tokens":[1],"preferred_taints":{"a":1e999}}`, "preferred_taints.a is 1e999, not a finite"},
-		{OpSelect, `{"model":"m","tokens":[1],"router_config_override":{"temperature":1}}`, `there is no field "router_config_override.temperature"`},
-		{OpSelect, `{"model":"m","tokens":[1],"role":["prefill","decode"]}`, "not one of"},
-		{OpSelect, `{"model":"m","tokens":[1],"role":"decode","disaggregated":true}`, "exclude each other"},
-		{OpSelect, `{"model":"m","tokens":[1],"strict_priority":-1}`, "strict_priority is -1, not"},
-		{OpSelect, `{"model":"m","tokens":[1],"priority_jump":"1"}`, `priority_jump is "1", not a number`},
-		{OpSelect, `{"model":"m","tokens":[1],"session_id":7}`, "session_id is 7, not text"},
-		{OpSelect, `{"model":"m","tokens":[1],"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
-		{OpBook, `{"model":"m","request_id":"r","session_id":"s"}`, "all other fields must be absent"},
-		{OpSelect, `{"model":"m","tokens":[1],"disaggregated":"yes"}`, `disaggregated is "yes", not true or false`},
-		{OpSelect, `{"model":"m","tokens":[1],"request_id":"r","advisory":true,"book":true}`, "books nothing"},
-		{OpSelect, `{"model":"m","tokens":[1],"disaggregated":true,"request_id":"` + strings.Repeat("r", 1020) + `"}`,
+		{ops.Free, `{"model":"m","request_id":"r","result":"bad"}`, `result is "bad", none of [ok refused`},
+		{ops.EngineLoad, `{"results":[{"worker":"w"}]}`, `results[0]: result is "", none of`},
+		{ops.Select, `{"model":"m"}`, "neither tokens nor hashes"},
+		{ops.Select, `{"model":"m","tokens":[1],"book":true}`, "book needs a request_id"},
+		{ops.Select, `{"model":"m","tokens":[1],"isl_tokens":2}`, "isl_tokens is 2; there are 1 tokens"},
+		{ops.Select, `{"model":"m","tokens":[1],"isl_tokens":-2}`, "isl_tokens is -2, not a number of tokens"},
+		{ops.Select, `{"model":"m","hashes":[1],"sequence_hashes":[]}`, "1 hashes and 0 sequence_hashes"},
+		{ops.Select, `{"model":"m","tokens":[1],"pinned_worker":"a"}`, `pinned_worker is "a", not an object`},
+		{ops.Select, `{"model":"m","tokens":[1],"pinned_worker":{"id":"a"}}`, `there is no field "pinned_worker.id"`},
+		{ops.Select, `{"model":"m","tokens":[1],"preferred_taints":{"a":"b"}}`, `preferred_taints.a is "b", not a number`},
+		{ops.Select, `{"model":"m","tokens":[1],"preferred_taints":{"a":1e999}}`,
+			"preferred_taints.a is 1e999, not a finite"},
+		{ops.Select, `{"model":"m","tokens":[1],"router_config_override":{"temperature":1}}`, `there is no field "router_config_override.temperature"`},
+		{ops.Select, `{"model":"m","tokens":[1],"role":["prefill","decode"]}`, "not one of"},
+		{ops.Select, `{"model":"m","tokens":[1],"role":"decode","disaggregated":true}`, "exclude each other"},
+		{ops.Select, `{"model":"m","tokens":[1],"strict_priority":-1}`, "strict_priority is -1, not"},
+		{ops.Select, `{"model":"m","tokens":[1],"priority_jump":"1"}`, `priority_jump is "1", not a number`},
+		{ops.Select, `{"model":"m","tokens":[1],"session_id":7}`, "session_id is 7, not text"},
+		{ops.Select, `{"model":"m","tokens":[1],"session_id":"` + strings.Repeat("s", 257) + `"}`,
+			"session_id has 257 bytes"},
+		{ops.Book, `{"model":"m","request_id":"r","session_id":"s"}`, "all other fields must be absent"},
+		{ops.Select, `{"model":"m","tokens":[1],"disaggregated":"yes"}`, `disaggregated is "yes", not true or false`},
+		{ops.Select, `{"model":"m","tokens":[1],"request_id":"r","advisory":true,"book":true}`, "books nothing"},
+		{ops.Select, `{"model":"m","tokens":[1],"disaggregated":true,"request_id":"` + strings.Repeat("r", 1020) + `"}`,
 			"a disaggregated request's has at most 1016"},
-		{OpSelect, `{"model":"m","tokens":[1],"endpoints":[]}`, "endpoints is an empty list"},
-		{OpSelect, `{"model":"m","tokens":[1],"idle":true}`, `there is no field "idle"`},
-		{OpSelect, `{"model":"m","hashes":[1],"engine_hashes":[1]}`, "engine_hashes, and tokens or hashes"},
-		{OpSelect, `{"model":"m","engine_hashes":[1],"sequence_hashes":[]}`, "1 engine_hashes and 0 sequence_hashes"},
-		{OpBook, `{"model":"m","request_id":"r","engine_hashes":[1]}`, "has no worker"},
-		{OpSelect, `{"model":"m","engine_hashes":[1],"media":[{"hash":1,"offset":0,"length":1}]}`, "valid with tokens only"},
-		{OpBook, `{"model":"m","request_id":"r","worker":"w","tokens":[1],"media":[{"hash":1,"offset":1,"length":1}]}`,
+		{ops.Select, `{"model":"m","tokens":[1],"endpoints":[]}`, "endpoints is an empty list"},
+		{ops.Select, `{"model":"m","tokens":[1],"idle":true}`, `there is no field "idle"`},
+		{ops.Select, `{"model":"m","hashes":[1],"engine_hashes":[1]}`, "engine_hashes, and tokens or hashes"},
+		{ops.Select, `{"model":"m","engine_hashes":[1],"sequence_hashes":[]}`, "1 engine_hashes and 0 sequence_hashes"},
+		{ops.Book, `{"model":"m","request_id":"r","engine_hashes":[1]}`, "has no worker"},
+		{ops.Select, `{"model":"m","engine_hashes":[1],"media":[{"hash":1,"offset":0,"length":1}]}`, "valid with tokens only"},
+		{ops.Book, `{"model":"m","request_id":"r","worker":"w","tokens":[1],"media":[{"hash":1,"offset":1,"length":1}]}`,
 			"media[0] ends at 2; there are 1 tokens"},
-		{OpPotentialLoads, `{"model":"m","tokens":[],"engine_hashes":[]}`, "engine_hashes, and tokens or hashes"},
-		{OpBook, `{"model":"m"}`, "request_id has 0 bytes"},
-		{OpBook, `{"model":"m","request_id":"r","rank":1}`, "the booking has no worker"},
-		{OpBook, `{"model":"m","request_id":"r","worker":"a","isl_tokens":4,"effective_prefill_tokens":5}`,
+		{ops.PotentialLoads, `{"model":"m","tokens":[],"engine_hashes":[]}`, "engine_hashes, and tokens or hashes"},
+		{ops.Book, `{"model":"m"}`, "request_id has 0 bytes"},
+		{ops.Book, `{"model":"m","request_id":"r","rank":1}`, "the booking has no worker"},
+		{ops.Book, `{"model":"m","request_id":"r","worker":"a","isl_tokens":4,"effective_prefill_tokens":5}`,
 			"effective_prefill_tokens is 5; the prompt has 4"},
-		{OpFree, `{"request_id":"r"}`, "has no model"},
-		{OpFree, `{"model":"m","request_id":"r","decay_fraction":1}`, `there is no field "decay_fraction"`},
-		{OpOutputBlock, `{"model":"m","request_id":"r","decay_fraction":1.5}`, "decay_fraction is 1.5, not from 0 to 1"},
-		{OpOutputBlock, `{"model":"m","request_id":"` + strings.Repeat("r", 1025) + `"}`, "request_id has 1025 bytes"},
-		{OpPotentialLoads, `{"model":"m","lora_name":"l","hashes":[]}`, "lora_name and cache_salt"},
-		{OpEngineLoad, `{"loads":{}}`, "loads is {}, not a list"},
-		{OpEngineLoad, `{"worker":"a"}`, `there is no field "worker"`},
-		{OpEngineLoad, `{"loads":[{"worker":"a"}]}`, "loads[0]: used blocks, active blocks, tokens and running requests are all missing"},
-		{OpEngineLoad, `{"loads":[{"kv_used_blocks":1}]}`, "loads[0]: worker is missing"},
-		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":-1}]}`, "loads[0].kv_used_blocks is -1"},
-		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"kv_active_blocks":1}]}`, "repeats kv_used_blocks"},
-		{OpEngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"gpu_cache_usage_perc":"x"}]}`,
+		{ops.Free, `{"request_id":"r"}`, "has no model"},
+		{ops.Free, `{"model":"m","request_id":"r","decay_fraction":1}`, `there is no field "decay_fraction"`},
+		{ops.OutputBlock, `{"model":"m","request_id":"r","decay_fraction":1.5}`, "decay_fraction is 1.5, not from 0 to 1"},
+		{ops.OutputBlock, `{"model":"m","request_id":"` + strings.Repeat("r", 1025) + `"}`, "request_id has 1025 bytes"},
+		{ops.PotentialLoads, `{"model":"m","lora_name":"l","hashes":[]}`, "lora_name and cache_salt"},
+		{ops.EngineLoad, `{"loads":{}}`, "loads is {}, not a list"},
+		{ops.EngineLoad, `{"worker":"a"}`, `there is no field "worker"`},
+		{ops.EngineLoad, `{"loads":[{"worker":"a"}]}`, "loads[0]: used blocks, active blocks, tokens and running requests are all missing"},
+		{ops.EngineLoad, `{"loads":[{"kv_used_blocks":1}]}`, "loads[0]: worker is missing"},
+		{ops.EngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":-1}]}`, "loads[0].kv_used_blocks is -1"},
+		{ops.EngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"kv_active_blocks":1}]}`, "repeats kv_used_blocks"},
+		{ops.EngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"gpu_cache_usage_perc":"x"}]}`,
 			"loads[0].gpu_cache_usage_perc is \"x\", not a number"},
 	} {
 		_, failure := Handler{Router: &routerStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
@@ -183,7 +186,7 @@ func TestRoutingRequestsRefused(t *testing.T) {
 			t.Errorf("%s %.80s: %v, want %q", c.op, c.body, failure, c.want)
 		}
 	}
-	if _, failure := (Handler{}).Handle(t.Context(), OpSelect, JSON, nil); failure.Code != CodeUnknownOperation {
+	if _, failure := (Handler{}).Handle(t.Context(), ops.Select, JSON, nil); failure.Code != CodeUnknownOperation {
 		t.Error(failure)
 	}
 }

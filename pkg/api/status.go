@@ -226,6 +226,17 @@ type EngineCounts struct {
 	Skipped int `json:"skipped,omitempty" msgpack:"skipped,omitempty"`
 }
 
+// Transport is the transport of a request.
+type Transport string
+
+// The transports.
+const (
+	OverNATS  Transport = "nats" // the subjects of all nodes
+	OverHTTP  Transport = "http"
+	OverGRPC  Transport = "grpc"
+	FromNodes Transport = "node" // the subjects of this node, for other nodes' parts of a query
+)
+
 // RequestCount is the number of requests with an outcome.
 type RequestCount struct {
 	Transport Transport `json:"transport" msgpack:"transport"`

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
@@ -56,7 +57,7 @@ func TestText(t *testing.T) {
 		body        []byte
 	}{"JSON": {JSON, asJSON}, "our MessagePack": {MsgPack, asPack}, "native MessagePack": {MsgPack, native}} {
 		x := &asked{}
-		reply, failure := Handler{Indexer: x}.Handle(t.Context(), OpFind, c.contentType, c.body)
+		reply, failure := Handler{Indexer: x}.Handle(t.Context(), ops.Find, c.contentType, c.body)
 		if failure != nil {
 			t.Errorf("%s: %v", name, failure)
 			continue
@@ -167,7 +168,7 @@ func TestTextRefused(t *testing.T) {
 		`"messages":[{}],"add_generation_prompt":true,"continue_final_message":true`: "exclude each other",
 		`"messages":` + strings.Repeat("[", 40) + strings.Repeat("]", 40):            "deep",
 	} {
-		for _, op := range []string{OpFind, OpSelect} {
+		for _, op := range []string{ops.Find, ops.Select} {
 			_, failure := Handler{Indexer: &asked{}, Router: noRouter{}}.Handle(t.Context(), op, JSON,
 				[]byte(`{"model":"m",`+body+`}`))
 			if failure == nil || failure.Code != CodeMalformed || !strings.Contains(failure.Message, says) {
@@ -184,7 +185,7 @@ func TestTextRefused(t *testing.T) {
 		"\x91\xa1\xff":     "not UTF-8",
 		"\x91\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00": "NaN",
 	} {
-		_, failure := Handler{Indexer: &asked{}}.Handle(t.Context(), OpFind, MsgPack,
+		_, failure := Handler{Indexer: &asked{}}.Handle(t.Context(), ops.Find, MsgPack,
 			[]byte("\x82\xa5model\xa1m\xa8messages"+body))
 		if failure == nil || failure.Code != CodeMalformed || !strings.Contains(failure.Message, says) {
 			t.Errorf("%q: %v, want %q", body, failure, says)
@@ -194,7 +195,7 @@ func TestTextRefused(t *testing.T) {
 		`{"model":"m","prompt":"a","isl_tokens":3}`:        "follow from the text",
 		`{"model":"m","prompt":"a","sequence_hashes":[1]}`: "follow from the text",
 	} {
-		_, failure := Handler{Router: noRouter{}}.Handle(t.Context(), OpSelect, JSON, []byte(body))
+		_, failure := Handler{Router: noRouter{}}.Handle(t.Context(), ops.Select, JSON, []byte(body))
 		if failure == nil || !strings.Contains(failure.Message, says) {
 			t.Errorf("%s: %v, want %q", body, failure, says)
 		}

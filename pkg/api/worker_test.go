@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -25,57 +26,57 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 		code     Code
 		want     string
 	}{
-		{OpRegisterWorker, good + `}`, "", ""},
-		{OpRegisterWorker, good + `,"events":"none","role":"decode","rank_start":3,"rank_size":4096,"total_kv_blocks":1}`,
+		{ops.RegisterWorker, good + `}`, "", ""},
+		{ops.RegisterWorker, good + `,"events":"none","role":"decode","rank_start":3,"rank_size":4096,"total_kv_blocks":1}`,
 			"", ""},
-		{OpRegisterWorker, good + `,"taints":[],"topology_domains":{},"lora_adapters":null}`, "", ""},
-		{OpRegisterWorker, `{"model":"m","block_size":16}`, CodeMalformed, "has no instance"},
-		{OpRegisterWorker, `{"instance":"w","block_size":16}`, CodeMissingModel, "has no model"},
-		{OpRegisterWorker, `{"instance":"w","model":"m"}`, CodeMalformed, "block_size is 0"},
-		{OpRegisterWorker, `{"instance":"w","model":"m","block_size":100000000}`, CodeMalformed, "block_size is 1"},
-		{OpRegisterWorker, good + `,"rol":"decode"}`, CodeMalformed, `did you mean "role"?`},
-		{OpRegisterWorker, good + `,"events":"none","role":"encode","bootstrap_port":65535}`, "", ""},
-		{OpRegisterWorker, good + `,"bootstrap_port":0}`, CodeMalformed, "bootstrap_port is 0"},
-		{OpRegisterWorker, good + `,"bootstrap_port":65536}`, CodeMalformed, "bootstrap_port is 65536"},
-		{OpRegisterWorker, good + `,"bootstrap_port":"8998"}`, CodeMalformed, "bootstrap_port is"},
-		{OpRegisterWorker, good + `,"role":"both"}`, CodeMalformed, "a worker has one role"},
-		{OpRegisterWorker, good + `,"role":"prefill,decode"}`, CodeMalformed, "a worker has one role"},
-		{OpRegisterWorker, good + `,"role":["prefill","decode"]}`, CodeMalformed, "role is a list; a worker has one role"},
-		{OpRegisterWorker, good + `,"role":"prefill","role":"decode"}`, CodeMalformed, "role is given twice"},
-		{OpRegisterWorker, good + `,"total_kv_blocks":-1}`, CodeMalformed, "total_kv_blocks is -1, not a whole number"},
-		{OpRegisterWorker, good + `,"total_kv_blocks":1.5}`, CodeMalformed, "total_kv_blocks is "},
-		{OpRegisterWorker, good + `,"max_num_batched_tokens":0}`, CodeMalformed, "max_num_batched_tokens is 0"},
-		{OpRegisterWorker, good + `,"total_kv_blocks":9007199254740993}`, CodeMalformed, "to 2^53"},
-		{OpRegisterWorker, good + `,"rank_size":0}`, CodeMalformed, "rank_size is 0"},
-		{OpRegisterWorker, good + `,"rank_size":4097}`, CodeMalformed, "4096 ranks at most"},
-		{OpRegisterWorker, good + `,"rank_start":1}`, CodeMalformed, "rank_start goes with rank_size"},
-		{OpRegisterWorker, good + `,"rank_start":4294967295,"rank_size":2}`, CodeMalformed, "beyond 32 bits"},
-		{OpRegisterWorker, good + `,"rank_start":4294967295,"rank_size":1}`, "", ""},
-		{OpRegisterWorker, good + `,"endpoint":""}`, CodeMalformed, "endpoint is empty"},
-		{OpRegisterWorker, good + `,"stable_routing_id":"` + long + `"}`, CodeMalformed, "256 bytes"},
-		{OpRegisterWorker, good + `,"taints":"a"}`, CodeMalformed, "taints is"},
-		{OpRegisterWorker, good + `,"taints":["a",7]}`, CodeMalformed, "taints[1] is 7, not text"},
-		{OpRegisterWorker, good + `,"taints":["a",""]}`, CodeMalformed, "taints"},
-		{OpRegisterWorker, good + `,"taints":` + many + `}`, CodeMalformed, "65 elements, more than 64"},
-		{OpRegisterWorker, good + `,"topology_domains":{"zone":7}}`, CodeMalformed, "topology_domains.zone is 7, not text"},
-		{OpRegisterWorker, good + `,"topology_domains":{"zone":"a","zone":"b"}}`, CodeMalformed, "zone is given twice"},
-		{OpRegisterWorker, good + `,"topology_domains":{"zone":""}}`, CodeMalformed, "zone"},
-		{OpRegisterWorker, good + `,"topology_domains":[]}`, CodeMalformed, "not an object"},
-		{OpRegisterWorker, good + `,"events":"shim"}`, CodeMalformed, `set it to "none"`},
-		{OpRegisterWorker, good + `,"events":"none","events_endpoint":"tcp://h:1"}`, CodeMalformed, "give one of them"},
-		{OpRegisterWorker, good + `,"replay_endpoint":"tcp://h:1"}`, CodeMalformed, "valid with events_endpoint only"},
-		{OpRegisterWorker, `{"instance":"` + long + `","model":"m","block_size":16}`, CodeMalformed, "instance has 256"},
-		{OpChangeWorker, `{"instance":"w"}`, "", ""},
-		{OpChangeWorker, `{"instance":"w","role":null,"taints":null,"drain":null}`, "", ""},
-		{OpChangeWorker, `{}`, CodeMalformed, "has no instance"},
-		{OpChangeWorker, ``, CodeMalformed, "empty"},
-		{OpChangeWorker, `{"instance":"w","drain":1}`, CodeMalformed, "drain is 1, not true or false"},
-		{OpChangeWorker, `{"instance":"w","why":"x"}`, CodeMalformed, "why goes with drain: true"},
-		{OpChangeWorker, `{"instance":"w","why":"x","drain":false}`, CodeMalformed, "why goes with drain: true"},
-		{OpChangeWorker, `{"instance":"w","model":"n"}`, CodeMalformed, `there is no field "model"`},
-		{OpRemoveWorker, `{"instance":"w"}`, "", ""},
-		{OpRemoveWorker, ``, CodeMalformed, "has no instance"},
-		{OpRemoveWorker, `{"instance":"w","force":true}`, CodeMalformed, `there is no field "force"`},
+		{ops.RegisterWorker, good + `,"taints":[],"topology_domains":{},"lora_adapters":null}`, "", ""},
+		{ops.RegisterWorker, `{"model":"m","block_size":16}`, CodeMalformed, "has no instance"},
+		{ops.RegisterWorker, `{"instance":"w","block_size":16}`, CodeMissingModel, "has no model"},
+		{ops.RegisterWorker, `{"instance":"w","model":"m"}`, CodeMalformed, "block_size is 0"},
+		{ops.RegisterWorker, `{"instance":"w","model":"m","block_size":100000000}`, CodeMalformed, "block_size is 1"},
+		{ops.RegisterWorker, good + `,"rol":"decode"}`, CodeMalformed, `did you mean "role"?`},
+		{ops.RegisterWorker, good + `,"events":"none","role":"encode","bootstrap_port":65535}`, "", ""},
+		{ops.RegisterWorker, good + `,"bootstrap_port":0}`, CodeMalformed, "bootstrap_port is 0"},
+		{ops.RegisterWorker, good + `,"bootstrap_port":65536}`, CodeMalformed, "bootstrap_port is 65536"},
+		{ops.RegisterWorker, good + `,"bootstrap_port":"8998"}`, CodeMalformed, "bootstrap_port is"},
+		{ops.RegisterWorker, good + `,"role":"both"}`, CodeMalformed, "a worker has one role"},
+		{ops.RegisterWorker, good + `,"role":"prefill,decode"}`, CodeMalformed, "a worker has one role"},
+		{ops.RegisterWorker, good + `,"role":["prefill","decode"]}`, CodeMalformed, "role is a list; a worker has one role"},
+		{ops.RegisterWorker, good + `,"role":"prefill","role":"decode"}`, CodeMalformed, "role is given twice"},
+		{ops.RegisterWorker, good + `,"total_kv_blocks":-1}`, CodeMalformed, "total_kv_blocks is -1, not a whole number"},
+		{ops.RegisterWorker, good + `,"total_kv_blocks":1.5}`, CodeMalformed, "total_kv_blocks is "},
+		{ops.RegisterWorker, good + `,"max_num_batched_tokens":0}`, CodeMalformed, "max_num_batched_tokens is 0"},
+		{ops.RegisterWorker, good + `,"total_kv_blocks":9007199254740993}`, CodeMalformed, "to 2^53"},
+		{ops.RegisterWorker, good + `,"rank_size":0}`, CodeMalformed, "rank_size is 0"},
+		{ops.RegisterWorker, good + `,"rank_size":4097}`, CodeMalformed, "4096 ranks at most"},
+		{ops.RegisterWorker, good + `,"rank_start":1}`, CodeMalformed, "rank_start goes with rank_size"},
+		{ops.RegisterWorker, good + `,"rank_start":4294967295,"rank_size":2}`, CodeMalformed, "beyond 32 bits"},
+		{ops.RegisterWorker, good + `,"rank_start":4294967295,"rank_size":1}`, "", ""},
+		{ops.RegisterWorker, good + `,"endpoint":""}`, CodeMalformed, "endpoint is empty"},
+		{ops.RegisterWorker, good + `,"stable_routing_id":"` + long + `"}`, CodeMalformed, "256 bytes"},
+		{ops.RegisterWorker, good + `,"taints":"a"}`, CodeMalformed, "taints is"},
+		{ops.RegisterWorker, good + `,"taints":["a",7]}`, CodeMalformed, "taints[1] is 7, not text"},
+		{ops.RegisterWorker, good + `,"taints":["a",""]}`, CodeMalformed, "taints"},
+		{ops.RegisterWorker, good + `,"taints":` + many + `}`, CodeMalformed, "65 elements, more than 64"},
+		{ops.RegisterWorker, good + `,"topology_domains":{"zone":7}}`, CodeMalformed, "topology_domains.zone is 7, not text"},
+		{ops.RegisterWorker, good + `,"topology_domains":{"zone":"a","zone":"b"}}`, CodeMalformed, "zone is given twice"},
+		{ops.RegisterWorker, good + `,"topology_domains":{"zone":""}}`, CodeMalformed, "zone"},
+		{ops.RegisterWorker, good + `,"topology_domains":[]}`, CodeMalformed, "not an object"},
+		{ops.RegisterWorker, good + `,"events":"shim"}`, CodeMalformed, `set it to "none"`},
+		{ops.RegisterWorker, good + `,"events":"none","events_endpoint":"tcp://h:1"}`, CodeMalformed, "give one of them"},
+		{ops.RegisterWorker, good + `,"replay_endpoint":"tcp://h:1"}`, CodeMalformed, "valid with events_endpoint only"},
+		{ops.RegisterWorker, `{"instance":"` + long + `","model":"m","block_size":16}`, CodeMalformed, "instance has 256"},
+		{ops.ChangeWorker, `{"instance":"w"}`, "", ""},
+		{ops.ChangeWorker, `{"instance":"w","role":null,"taints":null,"drain":null}`, "", ""},
+		{ops.ChangeWorker, `{}`, CodeMalformed, "has no instance"},
+		{ops.ChangeWorker, ``, CodeMalformed, "empty"},
+		{ops.ChangeWorker, `{"instance":"w","drain":1}`, CodeMalformed, "drain is 1, not true or false"},
+		{ops.ChangeWorker, `{"instance":"w","why":"x"}`, CodeMalformed, "why goes with drain: true"},
+		{ops.ChangeWorker, `{"instance":"w","why":"x","drain":false}`, CodeMalformed, "why goes with drain: true"},
+		{ops.ChangeWorker, `{"instance":"w","model":"n"}`, CodeMalformed, `there is no field "model"`},
+		{ops.RemoveWorker, `{"instance":"w"}`, "", ""},
+		{ops.RemoveWorker, ``, CodeMalformed, "has no instance"},
+		{ops.RemoveWorker, `{"instance":"w","force":true}`, CodeMalformed, `there is no field "force"`},
 	} {
 		bodies := map[string][]byte{JSON: []byte(c.body)}
 		if c.body != "" {
@@ -92,7 +93,7 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 		}
 	}
 	nan := append([]byte("\x81\xaftotal_kv_blocks"), msgp.AppendFloat(nil, math.NaN())...)
-	_, failure := Handler{Registrar: &echo{}, Instance: "w"}.Handle(context.Background(), OpChangeWorker, MsgPack, nan)
+	_, failure := Handler{Registrar: &echo{}, Instance: "w"}.Handle(context.Background(), ops.ChangeWorker, MsgPack, nan)
 	if failure == nil || !strings.Contains(failure.Message, "total_kv_blocks is a floating-point number, not a whole") {
 		t.Errorf("NaN: %v", failure)
 	}
@@ -101,9 +102,9 @@ func TestWorkersAreRefusedByName(t *testing.T) {
 // TestThePathNamesTheWorker: the request is about the worker of the path.
 func TestThePathNamesTheWorker(t *testing.T) {
 	for _, c := range []struct{ op, body, want string }{
-		{OpChangeWorker, `{}`, ""}, {OpChangeWorker, `{"instance":"w"}`, ""},
-		{OpChangeWorker, `{"instance":"v"}`, `the path names worker "w", and the body "v"`},
-		{OpRemoveWorker, ``, ""}, {OpRemoveWorker, `{"instance":"v"}`, `the body "v"`},
+		{ops.ChangeWorker, `{}`, ""}, {ops.ChangeWorker, `{"instance":"w"}`, ""},
+		{ops.ChangeWorker, `{"instance":"v"}`, `the path names worker "w", and the body "v"`},
+		{ops.RemoveWorker, ``, ""}, {ops.RemoveWorker, `{"instance":"v"}`, `the body "v"`},
 	} {
 		e := &echo{}
 		h := Handler{Indexer: e, Registrar: e, Instance: "w"}
@@ -156,7 +157,7 @@ func TestSpecsAtRandom(t *testing.T) {
 				t.Fatal(err)
 			}
 			e := &echo{}
-			if _, failure := (Handler{Registrar: e}).Handle(context.Background(), OpChangeWorker, contentType,
+			if _, failure := (Handler{Registrar: e}).Handle(context.Background(), ops.ChangeWorker, contentType,
 				body); failure != nil || !reflect.DeepEqual(e.change, sent) {
 				t.Fatalf("%s: %+v became %+v, %v", contentType, sent, e.change, failure)
 			}
@@ -227,7 +228,7 @@ func FuzzWorkers(f *testing.F) {
 	f.Add(1, true, []byte(`{"instance":"w","drain":true,"why":"so","taints":["a"]}`))
 	f.Add(2, false, []byte("\x81\xa8instance\xa1w"))
 	f.Fuzz(func(t *testing.T, which int, asJSON bool, body []byte) {
-		op := []string{OpRegisterWorker, OpChangeWorker, OpRemoveWorker}[uint(which)%3]
+		op := []string{ops.RegisterWorker, ops.ChangeWorker, ops.RemoveWorker}[uint(which)%3]
 		contentType := MsgPack
 		if asJSON {
 			contentType = JSON
@@ -239,9 +240,9 @@ func FuzzWorkers(f *testing.F) {
 		}
 		var sent any = &WorkerRemoval{Instance: e.removed}
 		switch op {
-		case OpRegisterWorker:
+		case ops.RegisterWorker:
 			sent = e.registered
-		case OpChangeWorker:
+		case ops.ChangeWorker:
 			sent = e.change
 		}
 		again, err := Marshal(contentType, sent)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -75,11 +76,11 @@ func newClient(to transport, o Options) *Client {
 
 // Find returns the workers that hold blocks of a prompt.
 func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
-	a, err := call[Answer](ctx, c, api.OpFind, q)
+	a, err := call[Answer](ctx, c, ops.Find, q)
 	if q.Diagnostic && refusesDiagnostic(err) {
 		plain := *q
 		plain.Diagnostic = false
-		return call[Answer](ctx, c, api.OpFind, &plain)
+		return call[Answer](ctx, c, ops.Find, &plain)
 	}
 	return a, err
 }
@@ -95,7 +96,7 @@ func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
 	all := &WorkerList{Workers: []api.WorkerInfo{}}
 	for {
 		next := &api.WorkersRequest{After: all.Next, Limit: api.WorkersPage}
-		part, err := call[WorkerList](ctx, c, api.OpWorkers, next)
+		part, err := call[WorkerList](ctx, c, ops.Workers, next)
 		if err != nil {
 			return nil, err
 		}
@@ -107,29 +108,29 @@ func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
 
 // RegisterWorker registers a worker and replaces an earlier registration.
 func (c *Client) RegisterWorker(ctx context.Context, r *api.WorkerRegistration) (*Worker, error) {
-	return call[Worker](ctx, c, api.OpRegisterWorker, r)
+	return call[Worker](ctx, c, ops.RegisterWorker, r)
 }
 
 // ChangeWorker changes the attributes of a worker. Unset fields stay as they are. The answering node applies the change
 // at once, and all nodes apply it within a heartbeat. ChangeWorker is idempotent.
 func (c *Client) ChangeWorker(ctx context.Context, change *api.WorkerChange) (*Worker, error) {
-	return callFor[Worker](ctx, c, api.OpChangeWorker, change.Instance, change)
+	return callFor[Worker](ctx, c, ops.ChangeWorker, change.Instance, change)
 }
 
 // RemoveWorker removes the registration of a worker without a shim, or of a worker with a shim in an indexer. It
 // also discards the changes of [Client.ChangeWorker].
 func (c *Client) RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error) {
-	return callFor[Worker](ctx, c, api.OpRemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
+	return callFor[Worker](ctx, c, ops.RemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
 }
 
 // Status returns the state of the answering node.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
-	return call[Status](ctx, c, api.OpStatus, nil)
+	return call[Status](ctx, c, ops.Status, nil)
 }
 
 // StatusOf returns the state of the given node. Any node forwards the request.
 func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
-	s, err := call[Status](ctx, c, api.OpStatus, &api.StatusRequest{Node: node})
+	s, err := call[Status](ctx, c, ops.Status, &api.StatusRequest{Node: node})
 	if err == nil && s.Node != node {
 		return nil, api.Errorf(api.CodeUnavailable,
 			"node %s answered in its place: its version %s does not forward status requests", s.Node, s.Version)
@@ -140,105 +141,105 @@ func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
 // Verify returns the state of the node with a checksum of each partition, and in a cluster the checksums of all nodes.
 // For a partition in at, the checksum is of that position in the log, unless the node has passed the position.
 func (c *Client) Verify(ctx context.Context, at []api.PartitionSeq) (*Status, error) {
-	return call[Status](ctx, c, api.OpVerify, &api.VerifyRequest{At: at})
+	return call[Status](ctx, c, ops.Verify, &api.VerifyRequest{At: at})
 }
 
 // Snapshot writes a snapshot of every partition now.
 func (c *Client) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
-	return call[api.SnapshotList](ctx, c, api.OpSnapshot, nil)
+	return call[api.SnapshotList](ctx, c, ops.Snapshot, nil)
 }
 
 // Prefixes returns the largest part of the prefix tree of a model, from the index of a single node.
 func (c *Client) Prefixes(ctx context.Context, r *api.PrefixesRequest) (*api.PrefixTree, error) {
-	return call[api.PrefixTree](ctx, c, api.OpPrefixes, r)
+	return call[api.PrefixTree](ctx, c, ops.Prefixes, r)
 }
 
 // Select chooses a worker for a prompt, and books the request there if Book is set. The client sends a booking once: if
 // the answer is lost, the request may still be booked. Without Book, the client retries like [Client.Find]; with a
 // RequestID, the nodes keep the choice of any attempt for Book.
 func (c *Client) Select(ctx context.Context, r *SelectRequest) (*Selection, error) {
-	s, err := call[Selection](ctx, c, api.OpSelect, r)
+	s, err := call[Selection](ctx, c, ops.Select, r)
 	if r.Diagnostic && refusesDiagnostic(err) {
 		plain := *r
 		plain.Diagnostic = false
-		return call[Selection](ctx, c, api.OpSelect, &plain)
+		return call[Selection](ctx, c, ops.Select, &plain)
 	}
 	return s, err
 }
 
 // Book books a request on the named worker, or on the worker that Select chose for the id. The client sends it once.
 func (c *Client) Book(ctx context.Context, r *BookRequest) (*Booking, error) {
-	return call[Booking](ctx, c, api.OpBook, r)
+	return call[Booking](ctx, c, ops.Book, r)
 }
 
 // PrefillComplete reports the first output token of a request. It is idempotent.
 func (c *Client) PrefillComplete(ctx context.Context, model, requestID string) error {
-	_, err := call[api.Done](ctx, c, api.OpPrefillComplete, &RequestRef{Model: model, RequestID: requestID})
+	_, err := call[api.Done](ctx, c, ops.PrefillComplete, &RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
 // Progress reports that a request is still running: its expiry starts again. It is idempotent.
 func (c *Client) Progress(ctx context.Context, model, requestID string) error {
-	_, err := call[api.Done](ctx, c, api.OpProgress, &RequestRef{Model: model, RequestID: requestID})
+	_, err := call[api.Done](ctx, c, ops.Progress, &RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
 // OutputBlock reports another full block of output of a request. The client sends it once.
 func (c *Client) OutputBlock(ctx context.Context, r *RequestRef) error {
-	_, err := call[api.Done](ctx, c, api.OpOutputBlock, r)
+	_, err := call[api.Done](ctx, c, ops.OutputBlock, r)
 	return err
 }
 
 // Free reports the end of a request. The client sends it once. A booking without Free expires after a time without
 // Progress.
 func (c *Client) Free(ctx context.Context, model, requestID string) error {
-	_, err := call[api.Done](ctx, c, api.OpFree, &RequestRef{Model: model, RequestID: requestID})
+	_, err := call[api.Done](ctx, c, ops.Free, &RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
 // FreeResult is [Client.Free] with the result of the request at its worker. A failure penalises the worker for a
 // moment.
 func (c *Client) FreeResult(ctx context.Context, model, requestID string, result api.Result) error {
-	_, err := call[api.Done](ctx, c, api.OpFree, &RequestRef{Model: model, RequestID: requestID, Result: result})
+	_, err := call[api.Done](ctx, c, ops.Free, &RequestRef{Model: model, RequestID: requestID, Result: result})
 	return err
 }
 
 // ReportResult reports the result of a request without a booking at a worker, as FreeResult does for a booked request.
 func (c *Client) ReportResult(ctx context.Context, worker events.WorkerID, result api.Result) error {
-	_, err := call[api.Done](ctx, c, api.OpEngineLoad,
+	_, err := call[api.Done](ctx, c, ops.EngineLoad,
 		&api.EngineLoads{Results: []api.WorkerResult{{Worker: worker, Result: result}}})
 	return err
 }
 
 // Loads returns the loads of the workers of a model, or of all models if the model is empty.
 func (c *Client) Loads(ctx context.Context, model string) (*LoadList, error) {
-	return call[LoadList](ctx, c, api.OpLoads, &api.LoadsRequest{Model: model})
+	return call[LoadList](ctx, c, ops.Loads, &api.LoadsRequest{Model: model})
 }
 
 // PotentialLoads returns the load of each worker as it would be with an additional prompt.
 func (c *Client) PotentialLoads(ctx context.Context, r *PotentialRequest) (*PotentialList, error) {
-	return call[PotentialList](ctx, c, api.OpPotentialLoads, r)
+	return call[PotentialList](ctx, c, ops.PotentialLoads, r)
 }
 
 // EngineLoad reports the loads of engines. A repeated or older report has no effect.
 func (c *Client) EngineLoad(ctx context.Context, loads ...api.EngineLoad) error {
-	_, err := call[api.Done](ctx, c, api.OpEngineLoad, &api.EngineLoads{Loads: loads})
+	_, err := call[api.Done](ctx, c, ops.EngineLoad, &api.EngineLoads{Loads: loads})
 	return err
 }
 
 // EngineLoads returns the latest reports of the loads of engines.
 func (c *Client) EngineLoads(ctx context.Context) (*api.EngineLoads, error) {
-	return call[api.EngineLoads](ctx, c, api.OpEngineLoads, nil)
+	return call[api.EngineLoads](ctx, c, ops.EngineLoads, nil)
 }
 
 // Recorded returns the latest recorded requests of a model, or a single recorded request.
 func (c *Client) Recorded(ctx context.Context, r *api.RecordedRequest) (*api.RecordedList, error) {
-	return call[api.RecordedList](ctx, c, api.OpRecorded, r)
+	return call[api.RecordedList](ctx, c, ops.Recorded, r)
 }
 
 // Funnel returns the counts of a model's reusable tokens, and the reasons for the lost tokens.
 func (c *Client) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
-	return call[api.Funnel](ctx, c, api.OpFunnel, r)
+	return call[api.Funnel](ctx, c, ops.Funnel, r)
 }
 
 // Sessions returns the sessions with a worker, the last used first. nil requests all of them, up to the usual limit.
@@ -246,24 +247,24 @@ func (c *Client) Sessions(ctx context.Context, r *api.SessionsRequest) (*api.Ses
 	if r == nil {
 		r = &api.SessionsRequest{}
 	}
-	return call[api.SessionList](ctx, c, api.OpSessions, r)
+	return call[api.SessionList](ctx, c, ops.Sessions, r)
 }
 
 // EndSession ends a session, so that the next request of the session is chosen freely. It returns the ended sessions,
 // one for each model; an empty model means all models. It is idempotent.
 func (c *Client) EndSession(ctx context.Context, model, session string) (*api.SessionList, error) {
-	return call[api.SessionList](ctx, c, api.OpEndSession, &api.SessionEnd{Model: model, SessionID: session})
+	return call[api.SessionList](ctx, c, ops.EndSession, &api.SessionEnd{Model: model, SessionID: session})
 }
 
 // Report reports the tokens that an engine reused of a prompt after a Select. The client sends it once.
 func (c *Client) Report(ctx context.Context, r *api.Report) error {
-	_, err := call[api.Done](ctx, c, api.OpReport, r)
+	_, err := call[api.Done](ctx, c, ops.Report, r)
 	return err
 }
 
 // BlockHistory returns the recorded history of blocks in a single node. Nodes call each other with it.
 func (c *Client) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
-	return call[api.BlockHistory](ctx, c, api.OpBlockHistory, q)
+	return call[api.BlockHistory](ctx, c, ops.BlockHistory, q)
 }
 
 // Close closes the client. The caller still owns a connection that it passed to [NATS].

@@ -37,7 +37,8 @@ func TestStreamWaitsForServers(t *testing.T) {
 		}
 	}
 	missing := `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`
-	answer("$JS.API.STREAM.INFO.wanted", missing, missing, missing, `{"config":{"name":"wanted","num_replicas":3}}`, missing)
+	answer("$JS.API.STREAM.INFO.wanted", missing, missing, missing,
+		`{"config":{"name":"wanted","num_replicas":3}}`, missing)
 	answer("$JS.API.STREAM.CREATE.wanted",
 		`{"error":{"code":400,"err_code":10005,"description":"no suitable peers for placement, peer offline"}}`, `{}`)
 	want := jetstream.StreamConfig{Name: "wanted", Subjects: []string{"wanted"}, Replicas: 3}

@@ -103,17 +103,17 @@ func (n *Namespace) Secret(ctx context.Context, fresh []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = b.create(ctx, SecretKey, fresh); err != nil && !errors.Is(err, ErrConflict) {
+	if err = b.create(ctx, secretKey, fresh); err != nil && !errors.Is(err, ErrConflict) {
 		return nil, err
 	}
-	entry, err := b.Latest(ctx, SecretKey)
+	entry, err := b.Latest(ctx, secretKey)
 	return entry.Value, err
 }
 
 // Store stores a batch of a node once, within a few seconds. A batch with the id of an earlier batch is not stored
 // again within two minutes.
 func (r *Recording) Store(ctx context.Context, node, id string, data []byte) error {
-	subject, err := RecordSubject(r.ns, node)
+	subject, err := recordSubject(r.ns, node)
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func TestRecording(t *testing.T) {
 	if err != nil || !there[recordingStream(w.ns.Name())] || !there[bucketStream(secretBucket(w.ns.Name()))] {
 		t.Errorf("%+v, %v", list, err)
 	}
-	subject, err := RecordSubject("ns", "a.b")
+	subject, err := recordSubject("ns", "a.b")
 	node, ok := parseRecordSubject("ns", subject)
 	if err != nil || !ok || node != "a.b" {
 		t.Errorf("%s: %q, %v, %v", subject, node, ok, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 )
 
 // Codes of service errors: numbers as in HTTP. This package itself answers with these codes; handlers have others.
@@ -77,15 +78,6 @@ type Endpoint struct {
 // Handler answers a request. It is called from several goroutines at once. The context ends with the caller's patience,
 // or when Stop ends its wait.
 type Handler func(ctx context.Context, r Request) Response
-
-// Outcomes of requests without an answer.
-const (
-	OutcomeExpired = "expired" // the caller's deadline passed while the request waited for a worker
-	OutcomeUnsent  = "unsent"  // the answer could not be sent
-
-	// OutcomeReplyRefused: the request names a reply subject that is no inbox; see [ReplyAllowed]. It was not handled.
-	OutcomeReplyRefused = "reply_refused"
-)
 
 // Request is a received request.
 type Request struct {
@@ -209,7 +201,7 @@ func (s *Service) accept(e *Endpoint, req micro.Request) {
 		j.Trace = req.Headers().Get(headerTrace)
 	}
 	if !s.route(&j, req.Headers()) {
-		s.count(e, 0, OutcomeReplyRefused)
+		s.count(e, 0, ops.ReplyRefused)
 		return
 	}
 	if len(j.Body) > s.cfg.MaxBody {
@@ -305,7 +297,7 @@ func (s *Service) work(j job) {
 	mine := make(chan job, 1)
 	for ok := true; ok; j, ok = s.next(mine) {
 		if !time.Now().Before(j.deadline) {
-			s.count(j.endpoint, 0, OutcomeExpired)
+			s.count(j.endpoint, 0, ops.Expired)
 			continue
 		}
 		ctx := withDeadline(s.base, j.deadline)
@@ -395,7 +387,7 @@ func (s *Service) respond(j *job, r Response) {
 	}
 	err := s.c.nc.PublishMsg(m)
 	if err != nil {
-		r.Outcome = OutcomeUnsent
+		r.Outcome = ops.Unsent
 	}
 	if r.Sent != nil {
 		r.Sent(err)

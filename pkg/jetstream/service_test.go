@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/testkit"
 )
@@ -143,7 +144,7 @@ func TestServiceBusyAndLate(t *testing.T) {
 			switch outcome {
 			case "429":
 				busy.Add(1)
-			case OutcomeExpired:
+			case ops.Expired:
 				expired.Add(1)
 			}
 		},
@@ -647,11 +648,11 @@ func TestRepliesStayInInboxes(t *testing.T) {
 	for _, c := range []struct{ reply, id, forwarded, handled, outcome string }{
 		{reply: "_INBOX.a", handled: "_INBOX.a", outcome: "ok"},
 		{outcome: "ok"},
-		{reply: "t.other", outcome: OutcomeReplyRefused},
-		{reply: "$KV.b.key", outcome: OutcomeReplyRefused},
+		{reply: "t.other", outcome: ops.ReplyRefused},
+		{reply: "$KV.b.key", outcome: ops.ReplyRefused},
 		{reply: "_INBOX.a", id: "abcdefgh1234", handled: "t.answers.abcdefgh1234", outcome: "ok"},
-		{reply: "_INBOX.a", id: "abcdefgh.>", outcome: OutcomeReplyRefused},
-		{reply: "_INBOX.a", id: "short", outcome: OutcomeReplyRefused},
+		{reply: "_INBOX.a", id: "abcdefgh.>", outcome: ops.ReplyRefused},
+		{reply: "_INBOX.a", id: "short", outcome: ops.ReplyRefused},
 		// The service accepts no forwarded requests: the header has no effect.
 		{reply: "_INBOX.a", forwarded: "_INBOX.b", handled: "_INBOX.a", outcome: "ok"},
 	} {

@@ -386,13 +386,13 @@ func ParseStoreSourceSubject(ns, subject string) (store string, ok bool) {
 
 const storeSource = ".source"
 
-// RecordSubject is the subject of a node's recorded requests.
-func RecordSubject(ns, node string) (string, error) {
+// recordSubject is the subject of a node's recorded requests.
+func recordSubject(ns, node string) (string, error) {
 	token, err := EscapeToken(node)
 	return recordPrefix(ns) + token, err
 }
 
-// parseRecordSubject returns the node of a [RecordSubject]; false for other subjects.
+// parseRecordSubject returns the node of a [recordSubject]; false for other subjects.
 func parseRecordSubject(ns, subject string) (node string, ok bool) {
 	token, ok := strings.CutPrefix(subject, recordPrefix(ns))
 	if !ok {
@@ -404,7 +404,7 @@ func parseRecordSubject(ns, subject string) (node string, ok bool) {
 
 func recordPrefix(ns string) string { return subjectRoot + ns + ".record." }
 
-// recordingSubjects covers every [RecordSubject] of a namespace.
+// recordingSubjects covers every [recordSubject] of a namespace.
 func recordingSubjects(ns string) string { return recordPrefix(ns) + "*" }
 
 // recordingStream is the stream of a namespace's recorded requests.
@@ -413,8 +413,8 @@ func recordingStream(ns string) string { return "KV_RECORD_" + ns }
 // secretBucket has the secret of the names in recorded requests. Only nodes may read it.
 func secretBucket(ns string) string { return "kvatlas_" + ns + "_secret" }
 
-// SecretKey is the key of the secret in its bucket.
-const SecretKey = "recording"
+// secretKey is the key of the secret in its bucket.
+const secretKey = "recording"
 
 // metaBucket has the namespace's record and its models.
 func metaBucket(ns string) string { return "kvatlas_" + ns }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/tools/envoy"
 	"github.com/kvatlas/kvatlas/tools/openaisim"
@@ -372,7 +373,7 @@ func TestClientsGo(t *testing.T) {
 	g.idle()
 	s := harness.Status(t, g.indexer.NATS)
 	for _, r := range s.Requests {
-		if r.Operation == "Process" && r.Outcome != api.OutcomeOK && r.Outcome != api.OutcomeCanceled {
+		if r.Operation == "Process" && r.Outcome != ops.OK && r.Outcome != ops.Canceled {
 			t.Errorf("counted as %+v", r)
 		}
 	}

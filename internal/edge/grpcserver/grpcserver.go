@@ -16,6 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
@@ -361,7 +362,7 @@ func finish(span tracing.Span, err error) {
 	if err != nil && span.On() {
 		code, blame := status.Code(err).String(), false
 		if failure, is := errors.AsType[*api.Error](err); is {
-			code, blame = api.Outcome(failure), failure.Code.HTTPStatus() >= http.StatusInternalServerError
+			code, blame = failure.Outcome(), failure.Code.HTTPStatus() >= http.StatusInternalServerError
 		}
 		span.Fail(code, blame)
 	}
@@ -381,11 +382,11 @@ func outcome(ctx context.Context, err error) error {
 	c := ctx.Value(callKey{}).(*call)
 	switch failure, is := errors.AsType[*api.Error](err); {
 	case err == nil:
-		c.outcome = api.OutcomeOK
+		c.outcome = ops.OK
 	case ctx.Err() != nil:
 		err = status.FromContextError(ended(ctx)).Err()
 	case is:
-		c.outcome = api.Outcome(failure)
+		c.outcome = failure.Outcome()
 		err = Status(failure)
 	}
 	return err
@@ -416,7 +417,7 @@ func (c counter) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Con
 	service, method, _ := strings.Cut(strings.TrimPrefix(info.FullMethodName, "/"), "/")
 	known := slices.ContainsFunc(c.p.services[service].Methods, func(m grpc.MethodInfo) bool { return m.Name == method })
 	if !known {
-		method = api.OpOther
+		method = ops.Other
 	}
 	return context.WithValue(ctx, callKey{}, &call{method: method})
 }
@@ -440,17 +441,17 @@ func (counter) HandleConn(context.Context, stats.ConnStats)                     
 func libraryOutcome(code codes.Code) string {
 	switch code {
 	case codes.OK:
-		return api.OutcomeOK
+		return ops.OK
 	case codes.Canceled:
-		return api.OutcomeCanceled
+		return ops.Canceled
 	case codes.DeadlineExceeded:
-		return api.OutcomeExpired
+		return ops.Expired
 	case codes.ResourceExhausted:
 		return string(api.CodeTooLarge)
 	case codes.Unimplemented:
 		return string(api.CodeUnknownOperation)
 	case codes.Unavailable:
-		return api.OutcomeUnsent
+		return ops.Unsent
 	}
 	return string(api.CodeMalformed)
 }

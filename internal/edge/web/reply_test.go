@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -28,12 +29,12 @@ func TestReplyOutcomes(t *testing.T) {
 		case "/deaf":
 			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 		}
-		outcome <- Reply(w, r, api.JSON, body, http.StatusOK, api.OutcomeOK)
+		outcome <- Reply(w, r, api.JSON, body, http.StatusOK, ops.OK)
 	}))
 	defer server.Close()
 	for _, c := range []struct{ path, want string }{
-		{"/answered", api.OutcomeOK}, {"/gone", api.OutcomeCanceled}, {"/within", api.OutcomeCanceled},
-		{"/deaf", api.OutcomeUnsent},
+		{"/answered", ops.OK}, {"/gone", ops.Canceled}, {"/within", ops.Canceled},
+		{"/deaf", ops.Unsent},
 	} {
 		conn, err := net.Dial("tcp", server.Listener.Addr().String())
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -123,12 +124,12 @@ func (b *Buffer) Free() {
 }
 
 // Reply sends the reply to r and returns the request's outcome. The result is the given outcome if the reply arrived,
-// [api.OutcomeCanceled] if the client closed its connection, and [api.OutcomeUnsent] if the client did not read the
+// [ops.Canceled] if the client closed its connection, and [ops.Unsent] if the client did not read the
 // reply. Refusals other than unavailable are always sent: net/http cancels the context also for a slow body.
 func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []byte, status int, outcome string) string {
-	ended := outcome == api.OutcomeOK || outcome == string(api.CodeUnavailable)
+	ended := outcome == ops.OK || outcome == string(api.CodeUnavailable)
 	if ended && errors.Is(r.Context().Err(), context.Canceled) {
-		return api.OutcomeCanceled
+		return ops.Canceled
 	}
 	if err := WriteReply(w, contentType, body, status); err != nil {
 		return CutOff(r, err)
@@ -140,9 +141,9 @@ func Reply(w http.ResponseWriter, r *http.Request, contentType string, body []by
 // if a write fails.
 func CutOff(r *http.Request, err error) string {
 	if errors.Is(r.Context().Err(), context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
-		return api.OutcomeCanceled
+		return ops.Canceled
 	}
-	return api.OutcomeUnsent
+	return ops.Unsent
 }
 
 // WriteReply writes a reply.

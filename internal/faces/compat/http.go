@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
@@ -236,7 +237,7 @@ func Register(mux *web.Mux, cfg Config) {
 				http.Error(w, err.Error(), http.StatusInternalServerError)
 				return
 			}
-			cfg.Ended(op, web.Reply(w, r, api.JSON, text, status, api.Outcome(e)))
+			cfg.Ended(op, web.Reply(w, r, api.JSON, text, status, e.Outcome()))
 		})
 	}
 	handle(http.MethodPost, "/register", web.Registers, http.StatusCreated, cfg.register)
@@ -261,7 +262,7 @@ func Streamed(r *http.Request, err error) string {
 	if err != nil {
 		return web.CutOff(r, err)
 	}
-	return api.OutcomeOK
+	return ops.OK
 }
 
 // AbortAfter closes the connection after an error in the middle of a reply. The client then detects the incomplete

@@ -151,7 +151,7 @@ func (r *Reports) Add(f *Forwarded, summary *api.Answer, failure *api.Error) {
 		}
 	}
 	r.mu.Lock()
-	list := append(r.queued[f.Origin], queued{report{id: f.ID, outcome: api.Outcome(failure), summary: body}, time.Now()})
+	list := append(r.queued[f.Origin], queued{report{id: f.ID, outcome: failure.Outcome(), summary: body}, time.Now()})
 	r.queued[f.Origin] = list
 	r.mu.Unlock()
 	if failure != nil || len(list) >= maxReports {

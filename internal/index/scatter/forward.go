@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -225,7 +226,7 @@ func (s *Scatter) finished(f *Forward, r *report) {
 	}
 	summary := &api.Answer{}
 	switch {
-	case r.outcome != api.OutcomeOK:
+	case r.outcome != ops.OK:
 		if !Verdict(&api.Error{Code: api.Code(r.outcome)}) {
 			s.peers.Declined(f.node, now)
 		}

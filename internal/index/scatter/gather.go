@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -42,7 +43,7 @@ type finding struct {
 	local Local
 }
 
-func (*finding) op() string      { return api.OpFind }
+func (*finding) op() string      { return ops.Find }
 func (f *finding) patient() bool { return len(f.query.MinSeq) > 0 }
 
 // share returns the query for some partitions.
@@ -89,7 +90,7 @@ type listing struct {
 	list  *api.WorkerList // Next is the least end of a node's page; nil: all pages are complete
 }
 
-func (*listing) op() string    { return api.OpWorkers }
+func (*listing) op() string    { return ops.Workers }
 func (*listing) patient() bool { return false }
 
 func (l *listing) body([]events.Partition) ([]byte, error) { return api.Marshal(api.MsgPack, &l.asked) }
@@ -238,7 +239,7 @@ func (s *Scatter) lateFrom(node string) *lateReplies {
 // replied reports the end of a request to another node, and returns the error in its reply.
 func (s *Scatter) replied(r rpc.Reply, took time.Duration) *api.Error {
 	e := failure(client.Failure(r))
-	outcome := api.OutcomeOK
+	outcome := ops.OK
 	if e != nil {
 		outcome = string(e.Code)
 	}
@@ -431,7 +432,7 @@ func (c *call) receive(a arrival) {
 		return
 	case e == nil:
 		r = c.g.decode(a.reply.Body)
-	case Verdict(e) && c.g.op() == api.OpFind:
+	case Verdict(e) && c.g.op() == ops.Find:
 		r.verdict, r.not = e, e.Missing
 	default:
 		r.err = e

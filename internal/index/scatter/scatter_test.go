@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -231,7 +232,7 @@ func (r *replies) give(id uint64, reply rpc.Reply) {
 func handle(ctx context.Context, n *node, op string, body []byte) rpc.Reply {
 	var answer any
 	var err error
-	if op == api.OpFind {
+	if op == ops.Find {
 		q := &api.Query{}
 		if err = api.Unmarshal(api.MsgPack, body, q); err == nil {
 			answer, err = n.Find(ctx, q)
@@ -272,7 +273,7 @@ func (f *fleet) Send(to, op string, patience time.Duration, _ string, body []byt
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		var q api.Query
-		if op == api.OpFind {
+		if op == ops.Find {
 			if err := api.Unmarshal(api.MsgPack, body, &q); err != nil {
 				f.t.Error(err)
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -77,8 +78,8 @@ func TestSharedStores(t *testing.T) {
 // TestRequests: requests are counted by all their labels.
 func TestRequests(t *testing.T) {
 	text := scrape(t, configOf(api.Status{Requests: []api.RequestCount{
-		{Transport: api.OverNATS, Operation: api.OpFind, Outcome: api.OutcomeOK, Count: 7}, {Transport: api.OverNATS,
-			Operation: api.OpFind, Outcome: "busy", Count: 3},
+		{Transport: api.OverNATS, Operation: ops.Find, Outcome: ops.OK, Count: 7}, {Transport: api.OverNATS,
+			Operation: ops.Find, Outcome: "busy", Count: 3},
 	}}))
 	for _, want := range []string{
 		`kvatlas_requests_total{operation="find",outcome="ok",transport="nats"} 7`,
@@ -132,8 +133,8 @@ func TestSelections(t *testing.T) {
 		EngineReports:  &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20},
 		RouterRequests: &api.RouterRequestCounts{Requests: 41, Added: 42, Own: 43},
 		Recording:      &api.RecordingStatus{Stored: 44, Dropped: 45, WaitingBytes: 46}}))
-	queries.Selected("dynamo", api.OutcomeOK)
-	queries.Selected("dynamo", api.OutcomeOK)
+	queries.Selected("dynamo", ops.OK)
+	queries.Selected("dynamo", ops.OK)
 	queries.Selected("random", string(api.CodeOverloaded))
 	queries.SelectionStage("match", 3*time.Microsecond)
 	w := httptest.NewRecorder()

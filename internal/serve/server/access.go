@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
@@ -76,7 +77,7 @@ func (p *port) handler() http.Handler {
 		}
 		switch {
 		case failure != nil:
-			p.refuse(w, api.OpOther, failure)
+			p.refuse(w, ops.Other, failure)
 		case rule.Cost == web.Probe:
 			p.mux.ServeHTTP(w, r)
 		default:
@@ -86,7 +87,7 @@ func (p *port) handler() http.Handler {
 }
 
 func (p *port) refuse(w http.ResponseWriter, op string, failure *api.Error) {
-	p.ended(op, api.Outcome(failure))
+	p.ended(op, failure.Outcome())
 	p.deny(w, failure)
 }
 
@@ -133,5 +134,5 @@ func opOf(r *http.Request) string {
 			return route.op.Name
 		}
 	}
-	return api.OpOther
+	return ops.Other
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -45,7 +46,7 @@ func (v *service) serveDynamo() error {
 				default:
 					reply, failure = answer(ctx, model, r)
 				}
-				out := jetstream.Response{ContentType: api.JSON, Body: reply, Outcome: api.OutcomeOK}
+				out := jetstream.Response{ContentType: api.JSON, Body: reply, Outcome: ops.OK}
 				if failure != nil {
 					out = failed(api.JSON, failure)
 				}

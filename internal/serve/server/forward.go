@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/index/scatter"
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -24,7 +25,7 @@ const (
 
 // findOverNATS answers queries, or forwards queries to other nodes.
 func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
-	s, here := v.s, overNATS(answer, api.OpFind)
+	s, here := v.s, overNATS(answer, ops.Find)
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		contentType, known := api.ContentType(r.ContentType)
 		if !known || !jetstream.MayForward(r.Reply) {
@@ -32,8 +33,8 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 		}
 		begun, answer := time.Now(), answer
 		answer.Observe = func(op, outcome string, _ time.Duration) { s.queries.Observe(op, outcome, time.Since(begun)) }
-		here := overNATS(answer, api.OpFind) // if the finisher does not answer
-		var until time.Time                  // the query's own deadline, which does not restart
+		here := overNATS(answer, ops.Find) // if the finisher does not answer
+		var until time.Time                // the query's own deadline, which does not restart
 		var f *scatter.Forward
 		var asked *api.Query
 		answer.Forward = func(ctx context.Context, q *api.Query) bool {
@@ -43,7 +44,7 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 			}
 			return f != nil
 		}
-		reply, failure := answer.Handle(ctx, api.OpFind, contentType, r.Body)
+		reply, failure := answer.Handle(ctx, ops.Find, contentType, r.Body)
 		if f == nil {
 			return natsReply(contentType, reply, failure)
 		}
@@ -58,9 +59,9 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 					answer(here(ctx, r))
 					return
 				}
-				s.queries.Observe(api.OpFind, api.OutcomeOK, time.Since(begun)-late)
+				s.queries.Observe(ops.Find, ops.OK, time.Since(begun)-late)
 				s.account(asked, summary)
-				answer(jetstream.Response{Elsewhere: true, Outcome: api.OutcomeOK})
+				answer(jetstream.Response{Elsewhere: true, Outcome: ops.OK})
 			})
 		}}
 	}
@@ -126,12 +127,12 @@ func (f *finisher) finish(ctx context.Context, r jetstream.Request) jetstream.Re
 	a, body, err := f.answer(ctx, query)
 	if err != nil {
 		e := api.AsError(err)
-		f.server.queries.Observe("own_"+opForward, api.Outcome(e), time.Since(begun))
+		f.server.queries.Observe("own_"+opForward, e.Outcome(), time.Since(begun))
 		return f.decline(r, e)
 	}
-	f.server.queries.Observe("own_"+opForward, api.OutcomeOK, time.Since(begun))
+	f.server.queries.Observe("own_"+opForward, ops.OK, time.Since(begun))
 	return jetstream.Response{
-		ContentType: query.ContentType, Body: body, Outcome: api.OutcomeOK,
+		ContentType: query.ContentType, Body: body, Outcome: ops.OK,
 		Undelivered: f.unheard.keep(query, r.Reply, body),
 		Sent: func(err error) {
 			if err != nil {
@@ -167,7 +168,7 @@ func (f *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Respon
 	if query, err := scatter.ReadForwarded(r.Body); err == nil {
 		f.reports.Add(query, nil, why)
 	}
-	return jetstream.Response{Elsewhere: true, Outcome: api.Outcome(why)}
+	return jetstream.Response{Elsewhere: true, Outcome: why.Outcome()}
 }
 
 // report sends the results of forwarded queries to their origin.

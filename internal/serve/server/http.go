@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
@@ -104,19 +105,20 @@ type httpFront struct {
 
 // register adds the paths of the operations, the description, /healthz, and the reply for unknown paths.
 func (f *httpFront) register(mux *web.Mux) {
-	ops, methods, rules := map[string]map[string]*api.Operation{}, map[string][]string{}, map[string]web.Rules{} // by path
+	byPath := map[string]map[string]*api.Operation{}
+	methods, rules := map[string][]string{}, map[string]web.Rules{} // by path
 	for _, r := range routes {
-		if ops[r.Path] == nil {
-			ops[r.Path], rules[r.Path] = map[string]*api.Operation{}, web.Rules{}
+		if byPath[r.Path] == nil {
+			byPath[r.Path], rules[r.Path] = map[string]*api.Operation{}, web.Rules{}
 		}
-		ops[r.Path][r.Method], rules[r.Path][r.Method] = r.op, r.rule
+		byPath[r.Path][r.Method], rules[r.Path][r.Method] = r.op, r.rule
 		methods[r.Path] = append(methods[r.Path], r.Method)
 	}
 	for path, methods := range methods {
 		mux.Handle(path, rules[path], func(w http.ResponseWriter, r *http.Request) {
-			op := ops[path][r.Method]
+			op := byPath[path][r.Method]
 			if op == nil {
-				op = ops[path][methods[0]] // HEAD for a GET operation
+				op = byPath[path][methods[0]] // HEAD for a GET operation
 			}
 			if web.Allowed(w, r, methods...) {
 				f.serve(w, r, op)
@@ -136,7 +138,7 @@ func (f *httpFront) register(mux *web.Mux) {
 	})
 	mux.Otherwise(func(w http.ResponseWriter, r *http.Request) {
 		failure := api.Errorf(api.CodeUnknownOperation, "there is no %s %s", r.Method, r.URL.Path)
-		f.refuse(w, r, api.OpOther, api.JSON, failure)
+		f.refuse(w, r, ops.Other, api.JSON, failure)
 	})
 }
 
@@ -146,7 +148,7 @@ func (f *httpFront) get(mux *web.Mux, path string, rule web.Rule, handle http.Ha
 		if web.Allowed(w, r, http.MethodGet) {
 			handle(w, r)
 		} else {
-			f.refuse(w, r, api.OpOther, api.JSON, web.WrongMethod(r, http.MethodGet))
+			f.refuse(w, r, ops.Other, api.JSON, web.WrongMethod(r, http.MethodGet))
 		}
 	})
 }
@@ -169,7 +171,7 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op *api.Operat
 	if failure != nil {
 		status = failure.Code.HTTPStatus()
 	}
-	f.ended(op.Name, web.Reply(w, r, contentType, reply, status, api.Outcome(failure)))
+	f.ended(op.Name, web.Reply(w, r, contentType, reply, status, failure.Outcome()))
 }
 
 // open reads a request. The failure is to be sent in the content type.
@@ -227,5 +229,5 @@ func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
 
 // refuse sends an error, and counts the request.
 func (f *httpFront) refuse(w http.ResponseWriter, r *http.Request, op, contentType string, failure *api.Error) {
-	f.ended(op, web.Reply(w, r, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), api.Outcome(failure)))
+	f.ended(op, web.Reply(w, r, contentType, failure.Body(contentType), failure.Code.HTTPStatus(), failure.Outcome()))
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -193,7 +194,7 @@ func TestWhoAskedHasGone(t *testing.T) {
 		reply.Body.Close()
 		t.Error("it was answered")
 	}
-	if outcome := <-ended; outcome != api.OutcomeCanceled {
+	if outcome := <-ended; outcome != ops.Canceled {
 		t.Errorf("the outcome is %s", outcome)
 	}
 }

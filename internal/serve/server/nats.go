@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -30,7 +31,7 @@ func (s *Server) newService() *service { return &service{s: s, answer: s.request
 
 // serveStatus serves the operations of a node before readiness.
 func (v *service) serveStatus() error {
-	return v.serve(&v.shared, "kvatlas-node", queueGroup, api.OverNATS, v.answer, v.anyNode, api.OpStatus)
+	return v.serve(&v.shared, "kvatlas-node", queueGroup, api.OverNATS, v.answer, v.anyNode, ops.Status)
 }
 
 // serveOwn serves all operations on the node's own subjects, from the node's own data. It has separate workers, so that
@@ -54,14 +55,14 @@ func (v *service) serveQueries() error {
 	queued := v.s.Routing.Queue != nil
 	if queued {
 		if err := v.serve(&v.shared, selectService, queueGroup, api.OverNATS, v.answer, v.anyNode,
-			api.OpSelect); err != nil {
+			ops.Select); err != nil {
 			return err
 		}
 	}
-	ops := operations(func(o *api.Operation) bool {
-		return o.AnyNode && o.Name != api.OpStatus && (o.Name != api.OpSelect || !queued)
+	names := operations(func(o *api.Operation) bool {
+		return o.AnyNode && o.Name != ops.Status && (o.Name != ops.Select || !queued)
 	})
-	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, ops...)
+	return v.serve(&v.shared, "kvatlas-indexer", queueGroup, api.OverNATS, v.answer, v.anyNode, names...)
 }
 
 // operations returns the names of the operations that satisfy is.
@@ -85,19 +86,19 @@ func (v *service) anyNode(op string) (string, error) {
 
 func (v *service) serve(
 	list *[]*jetstream.Service, name, group string, by api.Transport, answer api.Handler,
-	subject func(op string) (string, error), ops ...string,
+	subject func(op string) (string, error), names ...string,
 ) error {
 	cfg := v.config(name, by)
 	if name == selectService {
 		cfg.Workers += v.s.Routing.Queue.Most()
 	}
-	for _, op := range ops {
+	for _, op := range names {
 		on, err := subject(op)
 		if err != nil {
 			return err
 		}
 		handler := overNATS(answer, op)
-		if op == api.OpFind && by == api.OverNATS && !v.s.NoForwarding {
+		if op == ops.Find && by == api.OverNATS && !v.s.NoForwarding {
 			handler = v.findOverNATS(answer)
 		}
 		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group,
@@ -145,7 +146,7 @@ func refuse(r jetstream.Request, code int, why string) jetstream.Response {
 func failed(contentType string, failure *api.Error) jetstream.Response {
 	return jetstream.Response{
 		ContentType: contentType, Body: failure.Body(contentType),
-		Code: failure.Code.HTTPStatus(), Description: failure.Error(), Outcome: api.Outcome(failure),
+		Code: failure.Code.HTTPStatus(), Description: failure.Error(), Outcome: failure.Outcome(),
 	}
 }
 
@@ -162,9 +163,9 @@ func overNATS(answer api.Handler, op string) jetstream.Handler {
 
 // natsReply returns the response to a served request.
 func natsReply(contentType string, reply []byte, failure *api.Error) jetstream.Response {
-	out := jetstream.Response{ContentType: contentType, Body: reply, Outcome: api.OutcomeOK}
+	out := jetstream.Response{ContentType: contentType, Body: reply, Outcome: ops.OK}
 	if failure != nil {
-		out.Code, out.Description, out.Outcome = failure.Code.HTTPStatus(), failure.Error(), api.Outcome(failure)
+		out.Code, out.Description, out.Outcome = failure.Code.HTTPStatus(), failure.Error(), failure.Outcome()
 	}
 	return out
 }

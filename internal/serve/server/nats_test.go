@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
@@ -74,8 +75,8 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	var all sync.WaitGroup
 	for range asked {
 		all.Go(func() {
-			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), api.JSON, body)
-			outcome := api.OutcomeOK
+			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), api.JSON, body)
+			outcome := ops.OK
 			var refused *jetstream.ServiceError
 			if errors.As(err, &refused) {
 				var e api.ErrorBody
@@ -91,7 +92,7 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 			}
 			mu.Lock()
 			got[outcome]++
-			if outcome != api.OutcomeOK && got[outcome] == asked-10 { // the remaining requests have a place
+			if outcome != ops.OK && got[outcome] == asked-10 { // the remaining requests have a place
 				close(x.gate)
 			}
 			mu.Unlock()
@@ -148,7 +149,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 			{answer, api.CodeTooLarge, "the limit over NATS; request less"},
 			{nil, api.CodeMalformed, "empty"},
 		} {
-			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), form, c.body)
+			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), form, c.body)
 			var refused *jetstream.ServiceError
 			var e api.ErrorBody
 			if !errors.As(err, &refused) || refused.Code != c.code.HTTPStatus() || reply.ContentType != contentType ||
@@ -158,7 +159,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 			}
 		}
 	}
-	reply, err := conn.Request(ctx, jetstream.QuerySubject("default", api.OpFind), "text/plain",
+	reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), "text/plain",
 		[]byte(`{"model":"m","hashes":[]}`))
 	if err == nil || !strings.Contains(string(reply.Body), `"code":"wrong_content_type"`) {
 		t.Errorf("%s %v", reply.Body, err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -19,9 +20,9 @@ import (
 var overload = map[string]struct{ why, do string }{
 	string(api.CodeBusy): {"all query workers were busy and their queue was full",
 		"raise --query-workers or --query-queue, or add nodes"},
-	api.OutcomeExpired: {"their callers' deadlines passed while they waited",
+	ops.Expired: {"their callers' deadlines passed while they waited",
 		"raise --query-workers, add nodes, or let clients wait longer"},
-	api.OutcomeUnsent: {"there were answers, and the connection did not take them",
+	ops.Unsent: {"there were answers, and the connection did not take them",
 		"see the log for what became of it; clients must read their answers"},
 }
 

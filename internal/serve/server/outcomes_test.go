@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -15,17 +16,17 @@ func TestProblemsOfLate(t *testing.T) {
 	problems := func() string { return strings.Join(o.Problems(at), "; ") }
 	count := func(outcome string, n int) {
 		for range n {
-			o.count(api.OverNATS, api.OpFind, outcome, func() time.Time { return at })
+			o.count(api.OverNATS, ops.Find, outcome, func() time.Time { return at })
 		}
 	}
-	count(api.OutcomeOK, 3)
+	count(ops.OK, 3)
 	count(string(api.CodeMalformed), 3) // is the caller's own trouble
-	count(api.OutcomeCanceled, 3)
+	count(ops.Canceled, 3)
 	if p := problems(); p != "" {
 		t.Errorf("%q", p)
 	}
 	count(string(api.CodeBusy), 2)
-	count(api.OutcomeUnsent, 1)
+	count(ops.Unsent, 1)
 	if p := problems(); !strings.Contains(p, "2 requests were refused as busy") ||
 		!strings.Contains(p, "1 request was unsent") {
 		t.Errorf("%q", p)
@@ -54,7 +55,7 @@ func BenchmarkCount(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			o.Count(api.OverNATS, api.OpFind, api.OutcomeOK)
+			o.Count(api.OverNATS, ops.Find, ops.OK)
 		}
 	})
 }

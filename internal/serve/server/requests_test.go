@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -35,14 +36,14 @@ func TestRefusalsAreLogged(t *testing.T) {
 		before = sayRefusals(before, outcomes.Counts(), log)
 		return said.String()
 	}
-	outcomes.Count(api.OverNATS, api.OpFind, api.OutcomeOK)
-	outcomes.Count(api.OverHTTP, api.OpFind, string(api.CodeMalformed))
+	outcomes.Count(api.OverNATS, ops.Find, ops.OK)
+	outcomes.Count(api.OverHTTP, ops.Find, string(api.CodeMalformed))
 	if text := say(); text != "" {
 		t.Errorf("%q", text)
 	}
 	for range 3 {
-		outcomes.Count(api.OverNATS, api.OpFind, string(api.CodeBusy))
-		outcomes.Count(api.FromNodes, api.OpFind, string(api.CodeBusy))
+		outcomes.Count(api.OverNATS, ops.Find, string(api.CodeBusy))
+		outcomes.Count(api.FromNodes, ops.Find, string(api.CodeBusy))
 	}
 	if text := say(); !strings.Contains(text, "outcome=busy requests=6 why=") ||
 		!strings.Contains(text, "--query-workers") || strings.Count(text, "\n") != 1 {
@@ -51,7 +52,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 	if text := say(); text != "" {
 		t.Errorf("%q", text)
 	}
-	outcomes.Count(api.OverNATS, api.OpFind, api.OutcomeExpired)
+	outcomes.Count(api.OverNATS, ops.Find, ops.Expired)
 	if text := say(); !strings.Contains(text, "outcome=expired requests=1 ") || strings.Contains(text, "busy") {
 		t.Errorf("%q", text)
 	}

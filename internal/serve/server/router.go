@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/choose/selection"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -71,7 +72,7 @@ func (s *Server) Select(ctx context.Context, q *api.SelectRequest) (*api.Selecti
 	s.routed(q, &h, out, err)
 	policy := cmp.Or(q.Policy, s.Policy, selection.DefaultPolicy)
 	if err != nil && !slices.Contains(routing.Policies(), policy) {
-		policy = api.OpOther
+		policy = ops.Other
 	}
 	s.queries.Selected(policy, api.OutcomeOf(err))
 	if out != nil && out.Disaggregation != nil && !q.Advisory {

@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/tracing"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
@@ -124,7 +125,7 @@ func (s *Server) tracedHTTP(next *web.Mux) http.Handler {
 		r = r.WithContext(ctx)
 		status := &statusWriter{ResponseWriter: w, status: http.StatusOK}
 		next.ServeHTTP(status, r)
-		if op := opOf(r); op != api.OpOther {
+		if op := opOf(r); op != ops.Other {
 			span.Name("kvatlas." + op)
 		} else if r.Pattern != "/" { // otherwise an unknown path
 			span.Name(r.Method + " " + r.Pattern)
@@ -190,7 +191,7 @@ func traceChoice(ctx context.Context, q *api.SelectRequest, policy string, out *
 
 // tracedFind is Find with a span, for faces with several finds in a request.
 func (s *Server) tracedFind(ctx context.Context, q *api.Query) (*api.Answer, error) {
-	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpFind)
+	ctx, span := tracing.Start(ctx, "kvatlas."+ops.Find)
 	defer span.End()
 	a, err := s.find(ctx, q)
 	failSpan(span, err)
@@ -199,7 +200,7 @@ func (s *Server) tracedFind(ctx context.Context, q *api.Query) (*api.Answer, err
 
 // tracedSelect is Select with a span, for faces with more than a choice in a request.
 func (s *Server) tracedSelect(ctx context.Context, q *api.SelectRequest) (*api.Selection, error) {
-	ctx, span := tracing.Start(ctx, "kvatlas."+api.OpSelect)
+	ctx, span := tracing.Start(ctx, "kvatlas."+ops.Select)
 	defer span.End()
 	out, err := s.Select(ctx, q)
 	failSpan(span, err)
@@ -210,6 +211,6 @@ func (s *Server) tracedSelect(ctx context.Context, q *api.SelectRequest) (*api.S
 func failSpan(span tracing.Span, err error) {
 	if err != nil && span.On() {
 		e := api.AsError(err)
-		span.Fail(api.Outcome(e), e.Code.HTTPStatus() >= http.StatusInternalServerError)
+		span.Fail(e.Outcome(), e.Code.HTTPStatus() >= http.StatusInternalServerError)
 	}
 }

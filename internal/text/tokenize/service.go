@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -371,7 +372,7 @@ func (s *Service) Tokenize(ctx context.Context, model string, t *api.Text) (Toke
 	began := time.Now()
 	x := s.sourceOf(model)
 	if x == nil {
-		s.observe(api.OpOther, "none", NoSource, began)
+		s.observe(ops.Other, "none", NoSource, began)
 		return Tokens{}, failed(NoSource, "no tokenizer for model %.80q; add the model to the file of --tokenizers",
 			model)
 	}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -118,7 +119,7 @@ func (s *selecting) one() error {
 	overHTTP := &contender{process: n, free: free,
 		body:   func(r *api.SelectRequest) ([]byte, error) { return json.Marshal(r) },
 		choose: func(body []byte) error { return http.do("POST", base+"/v1/select", body) }}
-	subject := jetstream.QuerySubject("single", api.OpSelect)
+	subject := jetstream.QuerySubject("single", ops.Select)
 	overNATS := &contender{process: n, free: free,
 		body:   func(r *api.SelectRequest) ([]byte, error) { return api.Marshal(api.MsgPack, r) },
 		choose: func(body []byte) error { return s.requestOver(subject, body) }}

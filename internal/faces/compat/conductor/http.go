@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
@@ -145,7 +146,7 @@ func whole(v any) any {
 
 // send writes the reply of a request and counts the outcome. Every reply except that of /services ends with a newline.
 func (c *conductor) send(w http.ResponseWriter, asked *http.Request, path string, answer any, err error) {
-	status, contentType, outcome := http.StatusOK, api.JSON, api.OutcomeOK
+	status, contentType, outcome := http.StatusOK, api.JSON, ops.OK
 	var text []byte
 	if err != nil {
 		r := refusalOf(err)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
@@ -269,7 +270,7 @@ func unprocessable(format string, args ...any) error {
 // send writes the reply of a request and calls ended with the outcome.
 func send(w http.ResponseWriter, r *http.Request, status int, body any, err error, op string,
 	ended func(op, outcome string)) {
-	outcome, contentType := api.OutcomeOK, api.JSON
+	outcome, contentType := ops.OK, api.JSON
 	if status == 0 {
 		status = http.StatusOK
 	}
