@@ -135,89 +135,131 @@ func (r *Registry) MarkStatus(s *api.Status) {
 	r.markClaims(s)
 	r.markNames(s)
 	s.Engines = &api.EngineCounts{}
-	problems := map[api.EngineState][]string{}
-	var unusable, refused, skipped, slowed, quiet, remote, several []string
+	var found findings
 	for _, w := range r.Workers() {
-		standing := w.state()
-		if standing.CatchingUp {
-			s.Engines.CatchingUp++
-		}
-		switch standing.Engine {
-		case api.EngineConnected:
-			s.Engines.Connected++
-		case api.EngineSilent:
-			s.Engines.Silent++
-		case api.EngineGone:
-			s.Engines.Gone++
-		case api.EngineAsleep:
-			s.Engines.Asleep++
-		case api.EngineRemote:
-			s.Engines.Remote++
-			if r.cfg.Mine(w.Partition) {
-				remote = append(remote, w.Record.Key().String())
-			}
-		default:
-			s.Engines.Unknown++
-		}
+		state := w.state()
+		countEngine(s.Engines, state)
 		if w.skipped != nil {
 			s.Engines.Skipped++
-			if r.cfg.Mine(w.Partition) {
-				skipped = append(skipped, fmt.Sprintf("%s: %v", w.Record.Key(), w.skipped))
-			}
 		}
-		if standing.Unusable != "" && r.cfg.Mine(w.Partition) {
-			unusable = append(unusable, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Unusable))
-		}
-		if standing.Refused != "" && r.cfg.Mine(w.Partition) && !saysHowShimsWait(s, w.Partition) {
-			refused = append(refused, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Refused))
-		}
-		if standing.Quiet && r.cfg.Mine(w.Partition) {
-			quiet = append(quiet, w.Record.Key().String())
-		}
-		if standing.Slowed != "" && r.cfg.Mine(w.Partition) {
-			slowed = append(slowed, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Slowed))
-		}
-		if standing.Several != "" && r.cfg.Mine(w.Partition) {
-			several = append(several, fmt.Sprintf("%s: %s", w.Record.Key(), standing.Several))
-		}
-		unhealthy := standing.Engine == api.EngineSilent || standing.Engine == api.EngineGone &&
-			time.Since(standing.Since) >= goneLong
-		if unhealthy && r.cfg.Mine(w.Partition) {
-			problems[standing.Engine] = append(problems[standing.Engine],
-				fmt.Sprintf("%s (on %s since %s: %s)", w.Record.Key(), w.Record.Holder.Host,
-					standing.Since.UTC().Format(time.RFC3339), standing.Why))
+		if r.cfg.Mine(w.Partition) {
+			found.add(w, state, saysHowShimsWait(s, w.Partition))
 		}
 	}
-	s.Problems = append(s.Problems, engineProblems(problems)...)
-	if len(remote) > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the blocks of %d ranks are unknown, since the ranks publish their events on "+
-			"other hosts: %s; what to do: %s", len(remote), First(remote), RemoteRemedy))
-	}
+	s.Problems = append(s.Problems, found.engineProblems()...)
 	r.markSkipped(s)
-	if len(refused) > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("the log takes nothing from the shims of %d ranks, which wait: %s",
-			len(refused), First(refused)))
+	s.Problems = append(s.Problems, found.shimProblems()...)
+	s.Warnings = append(s.Warnings, found.warnings()...)
+}
+
+func countEngine(n *api.EngineCounts, state ShimState) {
+	if state.CatchingUp {
+		n.CatchingUp++
 	}
-	if len(skipped) > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("a part of the registrations of %d ranks is not used: %s",
-			len(skipped), First(skipped)))
+	switch state.Engine {
+	case api.EngineConnected:
+		n.Connected++
+	case api.EngineSilent:
+		n.Silent++
+	case api.EngineGone:
+		n.Gone++
+	case api.EngineAsleep:
+		n.Asleep++
+	case api.EngineRemote:
+		n.Remote++
+	default:
+		n.Unknown++
 	}
-	if len(slowed) > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf(
-			"the log stores events of the shims of %d ranks one by one, which is slower: %s", len(slowed), First(slowed)))
+}
+
+// findings has the ranks with problems or notes, by kind. An element is the name of a rank, most with details.
+type findings struct {
+	silent, gone                                []string // engines
+	refused, skipped, slowed, several, unusable []string // problems of shims
+	remote, quiet                               []string // for warnings
+}
+
+// add adds a rank. waitShown means that the status already has the waiting shims of the rank's partition.
+func (f *findings) add(w Worker, state ShimState, waitShown bool) {
+	name := w.Record.Key().String()
+	engine := func() string {
+		return fmt.Sprintf("%s (on %s since %s: %s)", name, w.Record.Holder.Host, state.Since.UTC().Format(time.RFC3339),
+			state.Why)
 	}
-	if len(quiet) > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s%d ranks have published no event yet: %s; what to do: %s",
-			QuietWarning, len(quiet), First(quiet), QuietAdvice))
+	switch {
+	case state.Engine == api.EngineSilent:
+		f.silent = append(f.silent, engine())
+	case state.Engine == api.EngineGone && time.Since(state.Since) >= goneLong:
+		f.gone = append(f.gone, engine())
+	case state.Engine == api.EngineRemote:
+		f.remote = append(f.remote, name)
 	}
-	if len(several) > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("several engines publish to the shims of %d ranks, which follow one: %s",
-			len(several), First(several)))
+	if w.skipped != nil {
+		f.skipped = append(f.skipped, fmt.Sprintf("%s: %v", name, w.skipped))
 	}
-	if len(unusable) > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("what engines of %d ranks announce is passed over: %s",
-			len(unusable), First(unusable)))
+	if state.Quiet {
+		f.quiet = append(f.quiet, name)
 	}
+	detailed := func(list *[]string, detail string) {
+		if detail != "" {
+			*list = append(*list, name+": "+detail)
+		}
+	}
+	detailed(&f.unusable, state.Unusable)
+	detailed(&f.slowed, state.Slowed)
+	detailed(&f.several, state.Several)
+	if !waitShown {
+		detailed(&f.refused, state.Refused)
+	}
+}
+
+func (f *findings) engineProblems() (problems []string) {
+	for _, p := range []struct {
+		ranks      []string
+		what, does string
+	}{
+		{f.silent, "do not answer their shims; they keep the credit for their last blocks, as they may still hold them",
+			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
+				"if they do not go on; a shim with --engine-gone-after clears them by itself"},
+		{f.gone, "have been gone for long: their blocks in device and host memory are cleared",
+			"start them again, or stop their shims too"},
+	} {
+		if len(p.ranks) > 0 {
+			problems = append(problems, fmt.Sprintf("engines of %d ranks %s: %s; what to do: %s", len(p.ranks), p.what,
+				First(p.ranks), p.does))
+		}
+	}
+	return problems
+}
+
+func (f *findings) shimProblems() (problems []string) {
+	for _, p := range []struct {
+		ranks []string
+		what  string // with the number of ranks
+	}{
+		{f.refused, "the log takes nothing from the shims of %d ranks, which wait"},
+		{f.skipped, "a part of the registrations of %d ranks is not used"},
+		{f.slowed, "the log stores events of the shims of %d ranks one by one, which is slower"},
+		{f.several, "several engines publish to the shims of %d ranks, which follow one"},
+		{f.unusable, "what engines of %d ranks announce is passed over"},
+	} {
+		if len(p.ranks) > 0 {
+			problems = append(problems, fmt.Sprintf(p.what, len(p.ranks))+": "+First(p.ranks))
+		}
+	}
+	return problems
+}
+
+func (f *findings) warnings() (warnings []string) {
+	if n := len(f.remote); n > 0 {
+		warnings = append(warnings, fmt.Sprintf("the blocks of %d ranks are unknown, since the ranks publish their events "+
+			"on other hosts: %s; what to do: %s", n, First(f.remote), RemoteRemedy))
+	}
+	if n := len(f.quiet); n > 0 {
+		warnings = append(warnings, fmt.Sprintf("%s%d ranks have published no event yet: %s; what to do: %s", QuietWarning, n,
+			First(f.quiet), QuietAdvice))
+	}
+	return warnings
 }
 
 // QuietWarning is the start of the warning about engines that never published an event.
@@ -232,26 +274,6 @@ func saysHowShimsWait(s *api.Status, p events.Partition) bool {
 	return slices.ContainsFunc(s.Problems, func(said string) bool {
 		return strings.HasPrefix(said, fmt.Sprintf("partition %d: ", p)) && strings.Contains(said, " shims wait, ")
 	})
-}
-
-func engineProblems(ranks map[api.EngineState][]string) (problems []string) {
-	for _, p := range []struct {
-		state      api.EngineState
-		what, does string
-	}{
-		{api.EngineSilent,
-			"do not answer their shims; they keep the credit for their last blocks, as they may still hold them",
-			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
-				"if they do not go on; a shim with --engine-gone-after clears them by itself"},
-		{api.EngineGone, "have been gone for long: their blocks in device and host memory are cleared",
-			"start them again, or stop their shims too"},
-	} {
-		if list := ranks[p.state]; len(list) > 0 {
-			problems = append(problems, fmt.Sprintf("engines of %d ranks %s: %s; what to do: %s", len(list), p.what,
-				First(list), p.does))
-		}
-	}
-	return problems
 }
 
 // RemoteRemedy is the remedy for ranks that publish their events on another host.
