@@ -41,6 +41,7 @@ func compare(t *testing.T, x *MeasuredArm, seeds int, recorded bool, may toleran
 // TestMeasured compares the simulated engines with real engines. With the choices of the measured run, the reuse and
 // TTFT of every arm are as measured, and the arms have the same order.
 func TestMeasured(t *testing.T) {
+	t.Parallel()
 	testkit.Sequential(t)
 	m := MeasuredH200()
 	runs := make([]MeasuredArm, len(m.Arms))
@@ -63,6 +64,7 @@ func TestMeasured(t *testing.T) {
 
 // TestFit checks that a fit restores a changed constant.
 func TestFit(t *testing.T) {
+	t.Parallel()
 	testkit.Sequential(t)
 	m := MeasuredH200()
 	use := func(x *MeasuredArm) bool { return x.Arm == ArmRandom && x.fitted() }
@@ -84,6 +86,7 @@ func TestFit(t *testing.T) {
 // seeds with different delays of requests differ by up to two points of reuse. The measured run is a sample of the same
 // kind.
 func TestMeasuredChoices(t *testing.T) {
+	t.Parallel()
 	testkit.Sequential(t)
 	m := MeasuredH200()
 	for i := range m.Arms {

@@ -416,6 +416,7 @@ func TestJudge(t *testing.T) {
 
 // TestMatrix checks that a small matrix has all cells, and that a weak arm misses targets.
 func TestMatrix(t *testing.T) {
+	t.Parallel()
 	m := Matrix{Workloads: MatrixWorkloads(60, nil), Loads: []float64{0.5}, Hosts: []float64{0, 1}, Seeds: 2,
 		Arms: []Arm{ArmSticky, ArmOracleGreedy, ArmRandom}, Routing: routing.DefaultConfig(), Subject: ArmRandom}
 	cells, err := m.Run(t.Context())

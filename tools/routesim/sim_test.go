@@ -45,6 +45,7 @@ func simulate(t *testing.T, c Config) *Run {
 // TestConservation checks all arms with all disturbances. Every request ends with all tokens. Memory and bookings are
 // empty at the end. Every prompt token was computed, reused or loaded, and indexes have the content of the engines.
 func TestConservation(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(testkit.Rounds(6)) {
 		for _, arm := range slices.Concat(Arms, Rivals) {
 			for i, disturb := range [][]Disturbance{nil, nil, {RestartRouters}, {RestartEngine}, {ResetCaches}, Disturbances} {
