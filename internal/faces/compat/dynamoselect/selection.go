@@ -172,94 +172,115 @@ type selected struct {
 	Load         *api.WorkerLoad `json:"worker_load,omitempty"`
 }
 
+// choiceBody is the body of a request for a worker.
+type choiceBody struct {
+	prompt
+	selectionID, sessionID *string
+	expected               uint32 // output tokens
+	jump                   float64
+	priority               uint32
+	session                *session
+	affinity               *target
+	pinned                 *pin
+	allowed, excluded      []id // nil: not given
+	taints                 constraints
+	advisory               bool
+}
+
+func (b *choiceBody) members(book bool) []compat.Field {
+	list := append(b.prompt.members(),
+		member("selection_id", &b.selectionID, optional, "text"), member("session_id", &b.sessionID, optional, "text"),
+		member("expected_output_tokens", &b.expected, optional, "an unsigned 32-bit number"),
+		member("priority_jump", &b.jump, optional, "a number"),
+		member("strict_priority", &b.priority, optional, "an unsigned 32-bit number"),
+		member("session_context", &b.session, optional, "an object with session_id"),
+		member("affinity_target", &b.affinity, optional, "an object with worker_id"),
+		member("pinned_worker", &b.pinned, optional, "an object with worker_id and dp_rank"),
+		member("allowed_worker_ids", &b.allowed, optional, "a list of workers' numbers"),
+		member("excluded_worker_ids", &b.excluded, optional, "a list of workers' numbers"), // as in its requests to workers
+		member("routing_constraints", &b.taints, defaulted, "an object with required_taints and preferred_taints"))
+	if !book {
+		list = append(list, member("advisory", &b.advisory, defaulted, "true or false"))
+	}
+	return list
+}
+
+// request returns the request of the body with the converted prompt.
+func (b *choiceBody) request(converted *api.Prompt, book bool) (*api.SelectRequest, error) {
+	q := &api.SelectRequest{
+		Policy: routing.DynamoPolicy,
+		Query: api.Query{Model: converted.Model, BlockSize: converted.BlockSize, Tokens: converted.Tokens,
+			Hashes: converted.Hashes, LoRA: converted.LoRA, CacheSalt: converted.CacheSalt},
+		SequenceHashes: converted.SequenceHashes, ISLTokens: converted.ISLTokens, Book: book, Advisory: b.advisory,
+		Affinity: b.affinity.routing(), RequiredTaints: b.taints.required, PreferredTaints: b.taints.preferred,
+		ExpectedOutputTokens: b.expected, Overrides: &b.overrides.Overrides,
+		StrictPriority: b.priority, PriorityJump: b.jump, RequestID: or(b.selectionID, ""),
+	}
+	if b.pinned != nil {
+		q.Pinned = b.pinned.routing()
+	} else if b.affinity == nil { // the session does not decide if affinity is set
+		q.SessionID = or(b.sessionID, "")
+		if b.session != nil {
+			q.SessionID = b.session.id
+		}
+	}
+	for _, worker := range b.excluded {
+		q.Excluded = append(q.Excluded, events.WorkerID(worker))
+	}
+	if b.allowed != nil {
+		q.Workers = []events.WorkerID{}
+		for _, worker := range b.allowed {
+			q.Workers = append(q.Workers, events.WorkerID(worker))
+		}
+		if b.pinned != nil && !slices.Contains(q.Workers, q.Pinned.Worker) {
+			return nil, fail(http.StatusBadRequest, "pinned worker %s is not in allowed worker set", b.pinned.id)
+		}
+	}
+	return q, nil
+}
+
 // choose serves /select and /select_and_reserve.
 func (s *selectService) choose(r *asked, book bool) (int, any, error) {
-	var p prompt
-	var selectionID, sessionID *string
-	var expected uint32
-	var jump float64
-	var priority uint32
-	var of *session
-	var affinity *target
-	var pinned *pin
-	var allowed, excluded []id
-	var taints constraints
-	var advisory bool
-	list := append(p.members(),
-		member("selection_id", &selectionID, optional, "text"), member("session_id", &sessionID, optional, "text"),
-		member("expected_output_tokens", &expected, optional, "an unsigned 32-bit number"),
-		member("priority_jump", &jump, optional, "a number"),
-		member("strict_priority", &priority, optional, "an unsigned 32-bit number"),
-		member("session_context", &of, optional, "an object with session_id"),
-		member("affinity_target", &affinity, optional, "an object with worker_id"),
-		member("pinned_worker", &pinned, optional, "an object with worker_id and dp_rank"),
-		member("allowed_worker_ids", &allowed, optional, "a list of workers' numbers"),
-		member("excluded_worker_ids", &excluded, optional, "a list of workers' numbers"), // as in its requests to workers
-		member("routing_constraints", &taints, defaulted, "an object with required_taints and preferred_taints"))
-	if !book {
-		list = append(list, member("advisory", &advisory, defaulted, "true or false"))
-	}
-	if err := r.fields.Read(&words, list...); err != nil {
+	var b choiceBody
+	if err := r.fields.Read(&words, b.members(book)...); err != nil {
 		return 0, nil, err
 	}
-	if err := s.resolve(&p); err != nil {
+	if err := s.resolve(&b.prompt); err != nil {
 		return 0, nil, err
 	}
-	pool, err := s.pool(p.key)
+	pool, err := s.pool(b.key)
 	if err != nil {
 		return 0, nil, err
 	}
-	if book && selectionID == nil {
+	if book && b.selectionID == nil {
 		made := newID()
-		selectionID = &made
+		b.selectionID = &made
 	}
 	if book {
-		if err := s.unused(*selectionID); err != nil {
+		if err := s.unused(*b.selectionID); err != nil {
 			return 0, nil, err
 		}
 	}
-	body, err := p.convert(pool.Ranks[0].BlockSize)
+	converted, err := b.convert(pool.Ranks[0].BlockSize)
 	if err != nil {
 		return 0, nil, err
 	}
-	q := &api.SelectRequest{
-		Policy: routing.DynamoPolicy,
-		Query: api.Query{Model: body.Model, BlockSize: body.BlockSize, Tokens: body.Tokens, Hashes: body.Hashes,
-			LoRA: body.LoRA, CacheSalt: body.CacheSalt},
-		SequenceHashes: body.SequenceHashes, ISLTokens: body.ISLTokens, Book: book, Advisory: advisory,
-		Affinity: affinity.routing(), RequiredTaints: taints.required, PreferredTaints: taints.preferred,
-		ExpectedOutputTokens: expected, Overrides: &p.overrides.Overrides,
-		StrictPriority: priority, PriorityJump: jump, PolicyClass: r.header.Get("X-Dynamo-Meta-Policy-Class"),
+	q, err := b.request(&converted, book)
+	if err != nil {
+		return 0, nil, err
 	}
-	if selectionID != nil {
-		q.RequestID = *selectionID
-	}
-	if pinned != nil {
-		q.Pinned = pinned.routing()
-	} else if affinity == nil { // the session does not decide if affinity is set
-		q.SessionID = or(sessionID, "")
-		if of != nil {
-			q.SessionID = of.id
-		}
-	}
-	for _, worker := range excluded {
-		q.Excluded = append(q.Excluded, events.WorkerID(worker))
-	}
-	if allowed != nil {
-		q.Workers = []events.WorkerID{}
-		for _, worker := range allowed {
-			q.Workers = append(q.Workers, events.WorkerID(worker))
-		}
-		if pinned != nil && !slices.Contains(q.Workers, q.Pinned.Worker) {
-			return 0, nil, fail(http.StatusBadRequest, "pinned worker %s is not in allowed worker set", pinned.id)
-		}
-	}
+	q.PolicyClass = r.header.Get("X-Dynamo-Meta-Policy-Class")
 	var d selection.Details
 	choice, err := s.Choice.SelectDetailed(r.ctx, q, &d)
 	if err != nil {
-		return 0, nil, refused(err, q.RequestID, p.key)
+		return 0, nil, refused(err, q.RequestID, b.key)
 	}
-	out := &selected{SelectionID: selectionID, Model: p.model, Group: p.group, Worker: id(choice.Worker),
+	return 0, b.reply(choice, &d, book), nil
+}
+
+// reply returns the reply to the body with the choice.
+func (b *choiceBody) reply(choice *api.Selection, d *selection.Details, book bool) *selected {
+	out := &selected{SelectionID: b.selectionID, Model: b.model, Group: b.group, Worker: id(choice.Worker),
 		Rank: choice.Rank, Endpoint: choice.Endpoint, BlockSize: choice.BlockSize,
 		Overlap: summary(d.Ranks, choice.BlockSize), Prefill: choice.EffectivePrefillTokens,
 		DecodeBlocks: choice.PotentialDecodeBlocks, DecodeBusy: choice.DecodeBusy, Load: choice.WorkerLoad}
@@ -270,7 +291,7 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 		}
 		out.ISLTokens, out.Track = &choice.ISLTokens, &choice.TrackPrefillTokens
 	}
-	return 0, out, nil
+	return out
 }
 
 // newID returns a random UUID for a selection without an id.
