@@ -43,9 +43,9 @@
 // # Liveness: heartbeats
 //
 // A record's heartbeat counter grows with each write. A node is dead if its counter has not changed for DeadAfter of
-// heard time. Heard time passes only between two acknowledged writes of the observer, at most two heartbeats per pair.
-// So no node ages while NATS elects a leader, a process that was paused for a minute declares no node dead, and the
-// clocks of hosts are not compared.
+// observed time. Observed time passes only between two acknowledged writes of the observer, at most two heartbeats per
+// pair. So no node ages while NATS elects a leader, a process that was paused for a minute declares no node dead, and
+// the clocks of hosts are not compared.
 //
 // # Start-up grace
 //

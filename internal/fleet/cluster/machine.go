@@ -18,7 +18,7 @@ type Config struct {
 	Partitions    uint32
 	Replication   int           // requested number of owners; 0: all nodes up to three, then two
 	Heartbeat     time.Duration // approximate time between two steps
-	DeadAfter     time.Duration // heard time without a heartbeat until a node is dead
+	DeadAfter     time.Duration // observed time without a heartbeat until a node is dead
 
 	// Host means that the NATS server runs in this node's process. Other nodes connect to the server later, so this
 	// node has no start-up grace. The node acquires partitions even if no write succeeds, as on a full disk, because all
@@ -30,7 +30,7 @@ type Config struct {
 
 // A starting node waits for other starting nodes. Otherwise each would restore partitions that the next node acquires.
 // The wait ends if no starting node has appeared for startupGrace, and at the latest after startupGraceMax. It is zero
-// without another starting node. The constants are in heartbeats of heard time.
+// without another starting node. The constants are in heartbeats of observed time.
 const (
 	startupGrace       = 0.75
 	startupGraceMax    = 10
@@ -59,7 +59,7 @@ type Machine struct {
 	leaving     bool
 	announced   Record // the last announcement
 
-	clock        time.Duration // heard time
+	clock        time.Duration // observed time
 	acked        uint64        // the greatest acknowledged heartbeat
 	ackedAt      time.Duration
 	looked       bool          // the others were read after the first acknowledgement

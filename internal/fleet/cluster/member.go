@@ -334,18 +334,8 @@ func (m *Member) Run(ctx context.Context) error {
 	begun, acked := time.Now(), uint64(0)
 	tick := time.NewTicker(m.cfg.Heartbeat)
 	defer tick.Stop()
-	heard, over := make(chan []byte), make(chan struct{})
-	deaf, err := m.cfg.Namespace.Conn().Subscribe(jetstream.NodesSubject(m.cfg.Namespace.Name()),
-		func(r jetstream.Request) {
-			select {
-			case heard <- r.Body:
-			case <-over:
-			}
-		})
-	if err == nil { // else the connection is closed
-		defer deaf() // the server has the subscription before it answers the first look, so no message between them is lost
-	}
-	defer close(over)
+	messages, unsubscribe := m.subscribe()
+	defer unsubscribe()
 	var drained <-chan time.Time
 	troubled := false
 	var asked chan struct{} // of a waiting caller of Announce
@@ -396,30 +386,66 @@ func (m *Member) Run(ctx context.Context) error {
 		if leave && m.machine.Drained() {
 			return m.remove(working)
 		}
-		ended := ctx.Done()
+		next := due{tick.C, messages, ctx.Done(), drained}
 		if leave {
-			ended = nil
+			next.ended = nil
 		}
-		var early <-chan time.Time
-		for waiting := true; waiting; {
+		var expired bool
+		if asked, expired = m.wait(next, wrote); expired {
+			return m.remove(working)
+		}
+	}
+}
+
+// subscribe receives messages of other members. The subscription reaches the server before the first look, so no
+// message after the look is lost. The caller calls unsubscribe once.
+func (m *Member) subscribe() (messages <-chan []byte, unsubscribe func()) {
+	received, over := make(chan []byte), make(chan struct{})
+	end, err := m.cfg.Namespace.Conn().Subscribe(jetstream.NodesSubject(m.cfg.Namespace.Name()),
+		func(r jetstream.Request) {
 			select {
-			case <-m.cfg.Keeper.ModelsChanged():
-				if early == nil && m.machine.MustAnnounce(m.cfg.Keeper.Advertisement()) {
-					early = time.After(soonest - time.Since(wrote))
-				}
-			case text := <-heard:
-				m.receive(text)
-			case asked = <-m.asked:
-				waiting = false
-			case <-tick.C:
-				waiting = false
-			case <-early:
-				waiting = false
-			case <-ended:
-				waiting = false
-			case <-drained:
-				return m.remove(working)
+			case received <- r.Body:
+			case <-over:
 			}
+		})
+	return received, func() {
+		close(over)
+		if err == nil { // else the connection is closed
+			end()
+		}
+	}
+}
+
+// due has the channels that end the wait between two steps of a member. nil channels end nothing.
+type due struct {
+	tick     <-chan time.Time
+	messages <-chan []byte // of other members; a message does not end the wait
+	ended    <-chan struct{}
+	drained  <-chan time.Time // the end of Drain
+}
+
+// wait receives messages of other members until the next step. wrote is the time of the last record. asked is not nil
+// if a caller of Announce waits for the end of the step. expired means that Drain has passed.
+func (m *Member) wait(d due, wrote time.Time) (asked chan struct{}, expired bool) {
+	var early <-chan time.Time
+	for {
+		select {
+		case <-m.cfg.Keeper.ModelsChanged():
+			if early == nil && m.machine.MustAnnounce(m.cfg.Keeper.Advertisement()) {
+				early = time.After(soonest - time.Since(wrote))
+			}
+		case text := <-d.messages:
+			m.receive(text)
+		case asked = <-m.asked:
+			return asked, false
+		case <-d.tick:
+			return nil, false
+		case <-early:
+			return nil, false
+		case <-d.ended:
+			return nil, false
+		case <-d.drained:
+			return nil, true
 		}
 	}
 }
