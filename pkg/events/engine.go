@@ -581,21 +581,9 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	if e.hasParent && e.parent == 0 && !d.zero {
 		e.hasParent = false
 	}
-	hashed := len(d.tokens) > 0
-	if hashed {
-		fits := uint64(len(blocks))*uint64(e.blockSize) == uint64(e.tokenCount)
-		switch {
-		case !e.attention.Main() && (e.blockSize != d.block || !fits):
-			// A group that is no part of the prefix needs only names.
-			d.counts[skipGroupTokens]++
-			hashed = false
-		case e.blockSize != d.block:
-			return d.sizes.reject(e, blocks, d.block)
-		case !fits:
-			return skipLength
-		case d.unsure && len(e.lora) == 0 && len(e.loraID) == 0:
-			return SkipAdapter
-		}
+	hashed, skip := d.hashable(e, blocks)
+	if skip != notSkipped {
+		return skip
 	}
 	if !hashed {
 		e.hasParent = false
@@ -616,6 +604,33 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 	}
 	d.zero = d.zero || slices.Contains(blocks, 0)
 
+	d.appendStored(e, blocks, hashed)
+	return notSkipped
+}
+
+// hashable reports whether the tokens of a stored event name its blocks.
+func (d *Decoder) hashable(e *rawEvent, blocks []BlockHash) (bool, Skip) {
+	if len(d.tokens) == 0 {
+		return false, notSkipped
+	}
+	fits := uint64(len(blocks))*uint64(e.blockSize) == uint64(e.tokenCount)
+	switch {
+	case !e.attention.Main() && (e.blockSize != d.block || !fits):
+		// A group that is no part of the prefix needs only names.
+		d.counts[skipGroupTokens]++
+		return false, notSkipped
+	case e.blockSize != d.block:
+		return false, d.sizes.reject(e, blocks, d.block)
+	case !fits:
+		return false, skipLength
+	case d.unsure && len(e.lora) == 0 && len(e.loraID) == 0:
+		return false, SkipAdapter
+	}
+	return true, notSkipped
+}
+
+// appendStored adds events with the blocks, each with at most [MaxBlocksPerEvent].
+func (d *Decoder) appendStored(e *rawEvent, blocks []BlockHash, hashed bool) {
 	s := Event{
 		Kind: Stored, Tier: e.tierOrDevice(), Group: e.group, Attention: e.attention,
 		HasParent: e.hasParent, Parent: e.parent, Lookahead: e.ahead, Window: e.window, Drops: e.drops && e.ahead == 0,
@@ -636,7 +651,6 @@ func (d *Decoder) stored(e *rawEvent) Skip {
 			s.Parent = s.Blocks[n-1]
 		}
 	}
-	return notSkipped
 }
 
 // readable reports whether all names of a long event are readable.
