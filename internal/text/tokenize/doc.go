@@ -20,7 +20,7 @@
 //
 //	POST /v1/completions/render       {model, prompt} → [{token_ids, features}]
 //	POST /v1/chat/completions/render  {model, messages, tools, …} → {token_ids, features}
-//	POST /v1/responses/render         the whole request → {token_ids, features}, of vLLM 0.33 and later
+//	POST /v1/responses/render         the whole request → {token_ids, features}, of vLLM 0.32 and later
 //	POST /v1/messages/render          the same
 //	POST /tokenize                    {model, prompt} or {model, messages, tools, …} → {tokens, count, …}
 //	POST /v1/tokenize                 the same, of SGLang; older versions accept prompts only
