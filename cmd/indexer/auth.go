@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
+	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -27,57 +26,25 @@ subjects of the role from the nodes' account.`,
 		authPushCommand())
 }
 
-// userFlags are the flags with names of users.
-type userFlags struct{ shims, pools, stores, models, readers, routers, operators, analysts []string }
-
-func (s *userFlags) register(f *pflag.FlagSet) {
-	f.StringSliceVar(&s.shims, "shim", nil, "worker with a key for the worker's shim; may be given again")
-	f.StringSliceVar(&s.pools, "pool", nil,
-		"name of a pool: shims of any workers with a common key and mutual trust; may be given again")
-	f.StringSliceVar(&s.stores, "store", nil,
-		"HTTP address of a shared store's master, for a key of the store's shim; may be given again")
-	f.StringSliceVar(&s.models, "model", nil,
-		"permitted model of the workers of --shim and --pool; may be given again (default: any model)")
-	for _, c := range s.clients() {
-		f.StringSliceVar(c.names, string(c.role), nil, c.what()+", with a separate key and inbox; may be given again")
+// userFlags adds the flags with names of users.
+func userFlags(f *pflag.FlagSet, n *upkeep.UserNames) {
+	client := func(to *[]string, role jetstream.Role, what string) cli.Flag {
+		return cli.Var(to, string(role), nil, what+", with a separate key and inbox; may be given again")
 	}
-}
-
-// clients are the roles with further users in a namespace, and the names of the users.
-func (s *userFlags) clients() []clientFlag {
-	return []clientFlag{{jetstream.RoleReader, &s.readers}, {jetstream.RoleRouter, &s.routers},
-		{jetstream.RoleOperator, &s.operators}, {jetstream.RoleAnalyst, &s.analysts}}
-}
-
-type clientFlag struct {
-	role  jetstream.Role
-	names *[]string
-}
-
-func (c *clientFlag) what() string {
-	if c.role == jetstream.RoleAnalyst {
-		return "name of a reader of recorded requests"
-	}
-	return "name of a further " + string(c.role)
-}
-
-func (s *userFlags) members(namespace string) (list []natsauth.Member) {
-	for _, worker := range s.shims {
-		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleShim, Worker: worker,
-			Models: s.models})
-	}
-	for _, pool := range s.pools {
-		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RolePool, Pool: pool, Models: s.models})
-	}
-	for _, store := range s.stores {
-		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleStore, Store: store})
-	}
-	for _, c := range s.clients() {
-		for _, name := range *c.names {
-			list = append(list, natsauth.Member{Namespace: namespace, Role: c.role, Name: name})
-		}
-	}
-	return list
+	cli.Flags{
+		cli.Var(&n.Shims, "shim", nil,
+			"worker with a key for the worker's shim; may be given again"),
+		cli.Var(&n.Pools, "pool", nil,
+			"name of a pool: shims of any workers with a common key and mutual trust; may be given again"),
+		cli.Var(&n.Stores, "store", nil,
+			"HTTP address of a shared store's master, for a key of the store's shim; may be given again"),
+		cli.Var(&n.Models, "model", nil,
+			"permitted model of the workers of --shim and --pool; may be given again (default: any model)"),
+		client(&n.Readers, jetstream.RoleReader, "name of a further reader"),
+		client(&n.Routers, jetstream.RoleRouter, "name of a further router"),
+		client(&n.Operators, jetstream.RoleOperator, "name of a further operator"),
+		client(&n.Analysts, jetstream.RoleAnalyst, "name of a reader of recorded requests"),
+	}.Add(f)
 }
 
 // keysFlag is the folder with the keys.
@@ -92,7 +59,7 @@ func resolverFlag(f *pflag.FlagSet, resolver *string) {
 
 func authExampleCommand() *cobra.Command {
 	var namespaces []string
-	var named userFlags
+	var names upkeep.UserNames
 	var keys, resolver, nats string
 	var partitions uint32
 	var jwt, keep bool
@@ -120,7 +87,7 @@ a new configuration or a reload: run indexer auth add, then indexer auth push.`,
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&namespaces, "namespace", []string{"default"}, "namespace; may be given again")
-	named.register(f)
+	userFlags(f, &names)
 	keysFlag(f, &keys)
 	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
 	f.BoolVar(&jwt, "jwt", false, "let running servers accept new users: an operator signs the accounts (JWT)")
@@ -150,90 +117,19 @@ a new configuration or a reload: run indexer auth add, then indexer auth push.`,
 		if keep {
 			ring.KeepKeys()
 		}
-		for _, ns := range namespaces {
-			if err := ring.AddNamespace(ns, partitions); err != nil {
-				return err
-			}
-			members := named.members(ns)
-			if len(named.shims)+len(named.pools) == 0 {
-				members = append(members, natsauth.Member{Namespace: ns, Role: jetstream.RolePool, Models: named.models})
-			}
-			if _, err := ring.AddAll(members); err != nil {
-				return err
-			}
-		}
-		if err := ring.Save(); err != nil {
-			return err
-		}
-		for _, ns := range namespaces {
-			if err := writeUsers(ring, ns, nats); err != nil {
-				return err
-			}
-		}
-		return printServers(ring, resolver)
+		return newKeys(ring, resolver, nats).Create(namespaces, partitions, &names)
 	}
 	return cmd
 }
 
-// printUsers prints to standard error the connection settings of a namespace's users: all users, or the named users.
-func printUsers(ring *natsauth.Ring, namespace string, only ...string) error {
-	grants, err := ring.Grants(namespace)
-	if err != nil {
-		return err
-	}
-	for _, g := range grants {
-		if len(only) == 0 || slices.Contains(only, g.User) {
-			cli.Fprintf(os.Stderr, "%s: %s\n", g.User, ring.Flags(namespace, &g))
-		}
-	}
-	return nil
-}
-
-// writeUsers writes the settings files of a namespace's users, of all or of the named users, and prints the users.
-func writeUsers(ring *natsauth.Ring, namespace, nats string, only ...string) error {
-	grants, err := ring.Grants(namespace)
-	if err != nil {
-		return err
-	}
-	for _, g := range grants {
-		if len(only) == 0 || slices.Contains(only, g.User) {
-			if err := ring.WriteSettings(namespace, nats, &g); err != nil {
-				return err
-			}
-		}
-	}
-	if err := printUsers(ring, namespace, only...); err != nil {
-		return err
-	}
-	cli.Fprintf(os.Stderr, "in place of the flags: --config %s, with the user's name for *\n",
-		ring.SettingsFile(namespace, &jetstream.Grant{User: "*"}))
-	return nil
+// newKeys returns the keys of a ring. Configuration goes to standard output, and the rest to standard error.
+func newKeys(ring *natsauth.Ring, resolver, nats string) *upkeep.Keys {
+	return &upkeep.Keys{Ring: ring, Resolver: resolver, NATS: nats, Servers: os.Stdout, Users: os.Stderr}
 }
 
 // natsFlag is the address in settings files.
 func natsFlag(f *pflag.FlagSet, nats *string) {
 	f.StringVar(nats, "nats", "", "address of the NATS servers, for the settings files of the users")
-}
-
-// printServers prints the configuration of NATS servers.
-func printServers(ring *natsauth.Ring, resolver string) error {
-	text, err := ring.ServerConfig(resolver)
-	if err == nil {
-		_, err = io.WriteString(os.Stdout, text)
-	}
-	return err
-}
-
-// published describes the step that activates a change of a ring.
-func published(ring *natsauth.Ring, resolver string) error {
-	if ring.Mode == natsauth.JWT {
-		cli.Fprintln(os.Stderr, "run `indexer auth push` to give the accounts to the NATS servers")
-		return nil
-	}
-	cli.Fprintln(os.Stderr, "replace the accounts in the NATS servers' configuration with the printed accounts, and "+
-		"reload one server after the other, always twice (nats-server --signal reload; SIGHUP to an indexer with a server "+
-		"inside): a new account's imports work from the second reload on")
-	return printServers(ring, resolver)
 }
 
 // ringCommand is a command with a change of a ring.
@@ -266,7 +162,7 @@ func ringCommand(cmd *cobra.Command, flags func(*pflag.FlagSet), namespaceToo bo
 }
 
 func authAddCommand() *cobra.Command {
-	var named userFlags
+	var names upkeep.UserNames
 	var resolver, nats string
 	return ringCommand(&cobra.Command{
 		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
@@ -275,23 +171,9 @@ func authAddCommand() *cobra.Command {
 to recorded requests (docs/recording.md). The command prints the flags for connections to standard error, and the new
 accounts part of the servers' configuration to standard output. For keys created with --jwt, run push instead.`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
-	}, func(f *pflag.FlagSet) { named.register(f); natsFlag(f, &nats); resolverFlag(f, &resolver) }, true,
+	}, func(f *pflag.FlagSet) { userFlags(f, &names); natsFlag(f, &nats); resolverFlag(f, &resolver) }, true,
 		func(ring *natsauth.Ring, namespace string) error {
-			members := named.members(namespace)
-			if len(members) == 0 {
-				return cli.UsageErrorf("--shim, --pool, --store, --reader, --router, --operator or --analyst is missing")
-			}
-			added, err := ring.AddAll(members)
-			if err != nil {
-				return err
-			}
-			if err := ring.Save(); err != nil {
-				return err
-			}
-			if err := writeUsers(ring, namespace, nats, added...); err != nil {
-				return err
-			}
-			return published(ring, resolver)
+			return newKeys(ring, resolver, nats).Add(namespace, &names)
 		})
 }
 
@@ -315,40 +197,7 @@ func authRotateCommand() *cobra.Command {
 		f.BoolVar(&finish, "finish", false, "make the old keys invalid")
 		resolverFlag(f, &resolver)
 	}, true, func(ring *natsauth.Ring, namespace string) error {
-		if len(users) == 0 {
-			grants, err := ring.Grants(namespace)
-			if err != nil {
-				return err
-			}
-			for _, g := range grants {
-				users = append(users, g.User)
-			}
-		}
-		for _, user := range users {
-			if !finish {
-				if err := ring.Rotate(namespace, user); err != nil {
-					return err
-				}
-				if err := ring.Save(); err != nil { // at once: the folder has the secret
-					return err
-				}
-				continue
-			}
-			ended, err := ring.Finish(namespace, user)
-			if err != nil {
-				return err
-			}
-			if !ended {
-				cli.Fprintf(os.Stderr, "%s: no old key\n", user)
-			}
-		}
-		if err := ring.Save(); err != nil {
-			return err
-		}
-		if err := printUsers(ring, namespace, users...); err != nil {
-			return err
-		}
-		return published(ring, resolver)
+		return newKeys(ring, resolver, "").Rotate(namespace, users, finish)
 	})
 }
 
@@ -365,18 +214,7 @@ keys from the folder. The keys are invalid once the servers have the printed con
 		f.StringSliceVar(&users, "user", nil, "user, as printed by the auth commands; may be given again (required)")
 		resolverFlag(f, &resolver)
 	}, true, func(ring *natsauth.Ring, namespace string) error {
-		if len(users) == 0 {
-			return cli.UsageErrorf("--user is missing")
-		}
-		for _, user := range users {
-			if err := ring.Remove(namespace, user); err != nil {
-				return err
-			}
-		}
-		if err := ring.Save(); err != nil {
-			return err
-		}
-		return published(ring, resolver)
+		return newKeys(ring, resolver, "").Remove(namespace, users)
 	})
 }
 
@@ -394,19 +232,7 @@ connections of every user to standard error.`,
 		f.BoolVar(&transition, "transition", false,
 			"leave all users in the nodes' account: the first step from a release before 0.5 (docs/upgrade.md)")
 	}, false, func(ring *natsauth.Ring, _ string) error {
-		if transition {
-			text, err := ring.TransitionConfig()
-			if err == nil {
-				_, err = io.WriteString(os.Stdout, text)
-			}
-			return err
-		}
-		for _, ns := range ring.Namespaces {
-			if err := printUsers(ring, ns.Name); err != nil {
-				return err
-			}
-		}
-		return printServers(ring, resolver)
+		return newKeys(ring, resolver, "").Print(transition)
 	})
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -79,16 +78,13 @@ Exit status 1 if there is an error, 3 without an error if a check was impossible
 			},
 			Progress: func(c doctor.Result) { cli.Fprintln(os.Stderr, tables.Progress(c)) },
 		})
-		err = a.Print(r, func(w io.Writer) { tables.Findings(w, r) })
-		errs, unable := r.Findings(doctor.Error), r.Unable()
-		switch {
-		case err != nil:
+		if err := a.Print(r, func(w io.Writer) { tables.Findings(w, r) }); err != nil {
 			return err
-		case len(errs) == 1:
-			return fmt.Errorf("1 error: %s: %s", errs[0].Where, errs[0].What)
-		case len(errs) > 0:
-			return fmt.Errorf("%d errors, the first: %s: %s", len(errs), errs[0].Where, errs[0].What)
-		case len(unable) > 0:
+		}
+		if err := r.Failure(); err != nil {
+			return err
+		}
+		if unable := r.Unable(); len(unable) > 0 {
 			return cli.UnableErrorf("no errors found, and not checked: %s", strings.Join(unable, ", "))
 		}
 		return nil

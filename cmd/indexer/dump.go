@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
-	"maps"
+	"io"
 	"os"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -16,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/survey"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/remote"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -54,28 +52,7 @@ hybrid model and the groups' blocks.`,
 			}
 		}
 		return a.Reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
-			out := bufio.NewWriterSize(os.Stdout, 1<<16)
-			ranks, missing := 0, 0
-			err := dump.Write(ctx, ns, events.WorkerID(worker), out, func(d dump.Dumped) {
-				if !d.Known {
-					missing++
-					return
-				}
-				ranks += d.Ranks
-				cli.Fprintf(os.Stderr, "partition %d: %d events of %d ranks, as of %d in the log", d.Partition,
-					d.Events, d.Ranks, d.Seq)
-				if d.Pending > 0 {
-					cli.Fprintf(os.Stderr, "; left out: %d blocks with missing parents", d.Pending)
-				}
-				cli.Fprintln(os.Stderr)
-			})
-			if missing > 0 {
-				cli.Fprintf(os.Stderr, "partitions without a snapshot: %d\n", missing)
-			}
-			if err = errors.Join(err, out.Flush()); err == nil && worker != "" && ranks == 0 {
-				err = fmt.Errorf("no snapshot has the worker %q", worker)
-			}
-			return err
+			return dump.Print(ctx, ns, events.WorkerID(worker), os.Stdout, os.Stderr)
 		})
 	}
 	return cmd
@@ -124,15 +101,7 @@ With --worker all lines belong to the given worker, and need no worker_id. {"eve
 			if err != nil {
 				return err
 			}
-			if a.JSON {
-				return cli.PrintJSON(os.Stdout, loaded)
-			}
-			cli.Fprintf(os.Stdout, "%d lines: %d events of %d ranks published, with %d blocks\n", loaded.Lines, loaded.Events,
-				loaded.Ranks, loaded.Blocks)
-			for _, why := range slices.Sorted(maps.Keys(loaded.Skipped)) {
-				cli.Fprintf(os.Stdout, "%d lines passed over: unknown %s\n", loaded.Skipped[why], why)
-			}
-			return nil
+			return a.Print(loaded, func(w io.Writer) { tables.Loaded(w, &loaded) })
 		})
 	}
 	return cmd

@@ -74,9 +74,9 @@ cannot be read.`,
 		var wrong cli.Complaints
 		filter := recording.Filter{Model: model}
 		now := time.Now()
-		filter.Since, err = moment(since, now)
+		filter.Since, err = recording.ParseMoment(since, now)
 		wrong.About("--since", err)
-		filter.Until, err = moment(until, now)
+		filter.Until, err = recording.ParseMoment(until, now)
 		wrong.About("--until", err)
 		wrong.When(blockTokens == 0, "--block-tokens is 0")
 		wrong.When(!filter.Until.IsZero() && !filter.Since.Before(filter.Until), "--until is not after --since")
@@ -97,48 +97,22 @@ cannot be read.`,
 	return cmd
 }
 
-// moment reads a time, or a duration before now. The empty text is the zero time.
-func moment(text string, now time.Time) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
-	}
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return at, fmt.Errorf("%q is neither a duration such as 1h nor a time such as 2026-11-27T08:00:00Z", text)
-	}
-	return at, nil
-}
-
+// exportRecords writes the selected requests to a writer, and the counts to standard error.
 func exportRecords(ctx context.Context, a *remote.Target, to io.Writer, filter recording.Filter,
 	format recording.Format, blockTokens uint32) error {
-	e, err := recording.NewExporter(to, format, blockTokens)
-	if err != nil {
-		return err
-	}
-	if err := a.Check(); err != nil {
-		return err
-	}
-	opening, cancel := context.WithTimeout(ctx, a.Timeout)
-	defer cancel()
-	conn, err := a.Connect(opening)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	sum, err := recording.Read(ctx, jetstream.OpenRecording(conn, a.Namespace), filter, e.Write)
-	if errors.Is(err, jetstream.ErrNotFound) {
-		return fmt.Errorf("namespace %q has no recorded requests: start indexers with --record", a.Namespace)
-	}
-	if err = errors.Join(remote.Denied(err), e.Flush()); err != nil {
-		return err
-	}
-	cli.Fprintf(os.Stderr, "%s exported, %d of them without a known length of the answer; nodes had dropped %d records\n",
-		cli.Count(e.Requests, "request"), e.WithoutOutput, sum.Dropped)
-	if sum.Unreadable > 0 {
-		return fmt.Errorf("%s could not be read, the first: %w", cli.Count(sum.Unreadable, "batch"), sum.Why)
-	}
-	return nil
+	return a.ReachNATS(ctx, func(_ context.Context, conn *jetstream.Conn) error {
+		e, sum, err := recording.Export(ctx, jetstream.OpenRecording(conn, a.Namespace), filter, to, format, blockTokens)
+		if errors.Is(err, jetstream.ErrNotFound) {
+			return fmt.Errorf("namespace %q has no recorded requests: start indexers with --record", a.Namespace)
+		}
+		if err != nil {
+			return remote.Denied(err)
+		}
+		cli.Fprintf(os.Stderr, "%s exported, %d of them without a known length of the answer; nodes had dropped %d records\n",
+			cli.Count(e.Requests, "request"), e.WithoutOutput, sum.Dropped)
+		if sum.Unreadable > 0 {
+			return fmt.Errorf("%s could not be read, the first: %w", cli.Count(sum.Unreadable, "batch"), sum.Why)
+		}
+		return nil
+	})
 }

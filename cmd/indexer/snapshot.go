@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -75,16 +74,7 @@ recreated) is reported and is no failure.`,
 		if list == nil {
 			return err
 		}
-		bad := 0
-		for _, g := range list.Generations {
-			if g.Bad {
-				bad++
-			}
-		}
-		if bad > 0 {
-			err = errors.Join(err, fmt.Errorf("%d of %d snapshots differ from the written data", bad, len(list.Generations)))
-		}
-		return err
+		return errors.Join(err, survey.Damaged(list))
 	}
 	return cmd
 }

@@ -87,6 +87,18 @@ func (r *Report) Findings(s Severity) (list []Finding) {
 	return list
 }
 
+// Failure returns an error with the number of errors and the first one; nil without errors.
+func (r *Report) Failure() error {
+	errs := r.Findings(Error)
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return fmt.Errorf("1 error: %s: %s", errs[0].Where, errs[0].What)
+	}
+	return fmt.Errorf("%d errors, the first: %s: %s", len(errs), errs[0].Where, errs[0].What)
+}
+
 // Group contains findings that differ only in place and evidence.
 type Group struct {
 	Finding          // the first finding

@@ -1,7 +1,9 @@
 package dump
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -30,6 +32,33 @@ func Write(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID,
 		return write(ctx, ns, []events.WorkerID{worker}, every, false, out, tell)
 	}
 	return write(ctx, ns, nil, every, true, out, tell)
+}
+
+// Print is Write to a buffered writer, with a line for each partition to progress. It returns an error if no snapshot
+// has the worker.
+func Print(ctx context.Context, ns *jetstream.Namespace, worker events.WorkerID, to, progress io.Writer) error {
+	out := bufio.NewWriterSize(to, 1<<16)
+	ranks, missing := 0, 0
+	err := Write(ctx, ns, worker, out, func(d Dumped) {
+		if !d.Known {
+			missing++
+			return
+		}
+		ranks += d.Ranks
+		fmt.Fprintf(progress, "partition %d: %d events of %d ranks, as of %d in the log", d.Partition, d.Events, d.Ranks,
+			d.Seq)
+		if d.Pending > 0 {
+			fmt.Fprintf(progress, "; left out: %d blocks with missing parents", d.Pending)
+		}
+		fmt.Fprintln(progress)
+	})
+	if missing > 0 {
+		fmt.Fprintf(progress, "partitions without a snapshot: %d\n", missing)
+	}
+	if err = errors.Join(err, out.Flush()); err == nil && worker != "" && ranks == 0 {
+		err = fmt.Errorf("no snapshot has the worker %q", worker)
+	}
+	return err
 }
 
 // WriteWorkers is Write for the ranks of the given workers, restricted to models for which claimed returns true.

@@ -2,7 +2,9 @@ package recording
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -48,6 +50,33 @@ func NewExporter(w io.Writer, format Format, tokens uint32) (*Exporter, error) {
 	}
 	return &Exporter{w: bufio.NewWriter(w), format: format, tokens: tokens, ids: map[Name]uint64{},
 		sessions: map[Name]uint64{}}, nil
+}
+
+// Export writes the selected requests of a source to a writer. The exporter has the counts of the written requests.
+func Export(
+	ctx context.Context, from Source, f Filter, w io.Writer, format Format, tokens uint32,
+) (*Exporter, Summary, error) {
+	e, err := NewExporter(w, format, tokens)
+	if err != nil {
+		return nil, Summary{}, err
+	}
+	sum, err := Read(ctx, from, f, e.Write)
+	return e, sum, errors.Join(err, e.Flush())
+}
+
+// ParseMoment parses a time, or a duration before now. The empty text is the zero time.
+func ParseMoment(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return at, fmt.Errorf("%q is neither a duration such as 1h nor a time such as 2026-11-27T08:00:00Z", text)
+	}
+	return at, nil
 }
 
 // mooncakeLine is a request in Mooncake's format. session_id is an addition.

@@ -42,6 +42,20 @@ func Unwritten(list *api.SnapshotList) error {
 	return fmt.Errorf("no node has written a snapshot of partitions %s", cluster.SetOf(list.Missing...))
 }
 
+// Damaged returns an error with the number of snapshots that differ from the written data; nil without such snapshots.
+func Damaged(list *api.GenerationList) error {
+	bad := 0
+	for _, g := range list.Generations {
+		if g.Bad {
+			bad++
+		}
+	}
+	if bad == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d snapshots differ from the written data", bad, len(list.Generations))
+}
+
 // Unserved returns an error with the partitions that no node serves; nil if nodes serve all partitions.
 func Unserved(c *api.ClusterStatus) error {
 	if len(c.Unserved) == 0 {

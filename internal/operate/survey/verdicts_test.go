@@ -47,3 +47,14 @@ func TestClusterOf(t *testing.T) {
 		t.Error("the cluster of the status is ignored")
 	}
 }
+
+// TestDamaged: only snapshots that differ from the written data count.
+func TestDamaged(t *testing.T) {
+	list := &api.GenerationList{Generations: []api.GenerationInfo{{}, {Bad: true}, {}}}
+	if err := Damaged(list); err == nil || !strings.HasPrefix(err.Error(), "1 of 3 ") {
+		t.Errorf("a damaged snapshot: %v", err)
+	}
+	if err := Damaged(&api.GenerationList{Generations: list.Generations[:1]}); err != nil {
+		t.Errorf("intact snapshots: %v", err)
+	}
+}

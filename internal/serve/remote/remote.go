@@ -147,9 +147,8 @@ func (t *Target) Connect(ctx context.Context) (*jetstream.Conn, error) {
 	return conn, Denied(err)
 }
 
-// Reach connects to NATS and opens the namespace, for a command that needs no indexer. The context of do has no
-// deadline, but each request to JetStream waits for at most --timeout.
-func (t *Target) Reach(ctx context.Context, do func(context.Context, *jetstream.Namespace) error) error {
+// ReachNATS connects to NATS with JetStream. The context of do ends after --timeout.
+func (t *Target) ReachNATS(ctx context.Context, do func(context.Context, *jetstream.Conn) error) error {
 	if err := t.Check(); err != nil {
 		return err
 	}
@@ -160,13 +159,21 @@ func (t *Target) Reach(ctx context.Context, do func(context.Context, *jetstream.
 		return err
 	}
 	defer conn.Close()
-	ns, err := jetstream.OpenNamespace(opening, conn, t.Namespace)
-	if err == nil {
-		err = do(ctx, ns)
-	}
-	err = Denied(err)
-	if errors.Is(err, jetstream.ErrUnavailable) && !errors.Is(err, jetstream.ErrNoLeader) && conn.Connected() {
-		return fmt.Errorf("%w: %w", jetstream.ErrNoLeader, err)
-	}
-	return err
+	return do(opening, conn)
+}
+
+// Reach connects to NATS and opens the namespace, for a command that needs no indexer. The context of do has no
+// deadline, but each request to JetStream waits for at most --timeout.
+func (t *Target) Reach(ctx context.Context, do func(context.Context, *jetstream.Namespace) error) error {
+	return t.ReachNATS(ctx, func(opening context.Context, conn *jetstream.Conn) error {
+		ns, err := jetstream.OpenNamespace(opening, conn, t.Namespace)
+		if err == nil {
+			err = do(ctx, ns)
+		}
+		err = Denied(err)
+		if errors.Is(err, jetstream.ErrUnavailable) && !errors.Is(err, jetstream.ErrNoLeader) && conn.Connected() {
+			return fmt.Errorf("%w: %w", jetstream.ErrNoLeader, err)
+		}
+		return err
+	})
 }

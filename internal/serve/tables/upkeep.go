@@ -3,8 +3,11 @@ package tables
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
+	"github.com/kvatlas/kvatlas/internal/operate/dump"
 	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -67,4 +70,12 @@ func Shims(w io.Writer, shims []control.Shim) {
 		rows[i] = []any{s.Instance, s.Rank, s.Incarnation, replay, s.Host, s.PID}
 	}
 	cli.Table(w, []string{"WORKER", "RANK", "INCARNATION", "REPLAY", "HOST", "PROCESS"}, rows)
+}
+
+// Loaded prints the counts of loaded lines.
+func Loaded(w io.Writer, l *dump.Loaded) {
+	cli.Fprintf(w, "%d lines: %d events of %d ranks published, with %d blocks\n", l.Lines, l.Events, l.Ranks, l.Blocks)
+	for _, why := range slices.Sorted(maps.Keys(l.Skipped)) {
+		cli.Fprintf(w, "%d lines passed over: unknown %s\n", l.Skipped[why], why)
+	}
 }
