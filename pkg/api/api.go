@@ -82,6 +82,10 @@ type Query struct {
 	// for each element.
 	Within []Tiers `json:"within,omitzero" msgpack:"within,omitempty"`
 
+	// WithEngineHashes adds the engine's hashes of the leading blocks to the rank of an answer, for a transfer between
+	// engines (Overlap.EngineHashes). It is valid with tokens or local hashes, and one element in Workers or Ranks.
+	WithEngineHashes bool `json:"with_engine_hashes,omitempty" msgpack:"with_engine_hashes,omitempty"`
+
 	// Partitions restricts the query to workers of these partitions. Nodes split a query by partitions. The answer
 	// lists each of them as searched (Answer.Partitions) or not (Answer.Missing).
 	Partitions []events.Partition `json:"partitions,omitzero" msgpack:"partitions,omitempty"`
@@ -215,6 +219,14 @@ type Answer struct {
 func (a *Answer) UpToDate() bool {
 	old := func(p PartitionStatus) bool { return p.StaleMS > 0 || p.ResyncNeeded }
 	return a.Complete && !slices.ContainsFunc(a.Partitions, old)
+}
+
+// Present reports whether the depths of a rank of a partition are of the present: the shim is connected to the engine
+// and publishes no backlog, and the node follows the log.
+func (a *Answer) Present(o *Overlap, of events.Partition) bool {
+	return o.Engine == "" && !o.CatchingUp && !slices.ContainsFunc(a.Partitions, func(p PartitionStatus) bool {
+		return p.Partition == of && (p.StaleMS > 0 || p.ResyncNeeded)
+	})
 }
 
 // Finish sorts workers, removes workers without blocks unless idle is set, and sets Reason to why if no worker has a
@@ -363,6 +375,11 @@ type Overlap struct {
 	// Within has the number of leading blocks that the rank's engine can use from each of the query's sets of tiers
 	// alone, in any tier of the set. It is nil if all numbers are 0, or the query has no Within.
 	Within []uint32 `json:"within,omitempty" msgpack:"within,omitempty"`
+
+	// EngineHashes are the engine's own hashes of the leading blocks that the rank holds in any tier, as in the engine's
+	// events, if the query has WithEngineHashes. An event between two steps of the search may change their number, so
+	// callers use no more hashes than blocks.
+	EngineHashes Hashes `json:"engine_hashes,omitempty" msgpack:"engine_hashes,omitempty"`
 
 	// Held counts the blocks of all prompts in the rank's device memory. Only answers between nodes have the count.
 	Held uint32 `json:"held,omitempty" msgpack:"held,omitempty"`

@@ -283,6 +283,9 @@ func (q *Query) Check() error {
 		return Errorf(CodeMalformed, "endpoints has an empty element")
 	case q.Endpoints != nil && (q.Workers != nil || q.Ranks != nil):
 		return Errorf(CodeMalformed, "the query has endpoints, and workers or ranks; give one of them")
+	case q.WithEngineHashes && (len(q.Workers)+len(q.Ranks) != 1 || q.EngineHashes != nil):
+		return Errorf(CodeMalformed,
+			"with_engine_hashes is valid with tokens or hashes, and one worker in workers or ranks")
 	case q.Partitions != nil && len(q.Partitions) == 0:
 		return Errorf(CodeMalformed, "partitions is an empty list; omit it to search all")
 	case len(q.Hashed) > maxHashed:

@@ -280,6 +280,7 @@ func packQuery(q *Query, more int) []byte {
 	if len(q.Within) > 0 {
 		p = appendList(p, m, "within", q.Within, func(p packer, t Tiers) packer { return msgp.AppendStr(p, string(t)) })
 	}
+	p.optTrue(m, "with_engine_hashes", q.WithEngineHashes)
 	if q.Partitions != nil {
 		p = appendList(p, m, "partitions", q.Partitions, appendNumber)
 	}
@@ -368,6 +369,10 @@ func (p *packer) overlap(o *Overlap) error {
 	p.optText(m, "endpoint", o.Endpoint)
 	if len(o.Within) > 0 {
 		*p = appendList(*p, m, "within", o.Within, appendNumber)
+	}
+	if len(o.EngineHashes) > 0 {
+		p.field(m, "engine_hashes")
+		p.hashes(o.EngineHashes)
 	}
 	p.optNumber(m, "held", uint64(o.Held))
 	p.optNumber(m, "full", uint64(o.Full))

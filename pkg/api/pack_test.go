@@ -82,6 +82,7 @@ func randomQuery(rng *rand.Rand) *Query {
 	if rng.IntN(4) == 0 {
 		q.Within = []Tiers{"device+host", Tiers(words(rng))}[:1+rng.IntN(2)]
 	}
+	q.WithEngineHashes = rng.IntN(8) == 0
 	if rng.IntN(8) == 0 {
 		q.EngineHashes = some(rng, 300, u64)
 	}
@@ -99,6 +100,7 @@ func randomQuery(rng *rand.Rand) *Query {
 // randomAnswer returns an answer, with explanations if people is set.
 func randomAnswer(rng *rand.Rand, people bool) *Answer {
 	u32 := func() uint32 { return uint32(wide(rng)) }
+	u64 := func() uint64 { return wide(rng) }
 	part := func() events.Partition { return events.Partition(u32()) }
 	pair := func() [2]uint32 { return [2]uint32{u32(), u32()} }
 	a := &Answer{
@@ -115,6 +117,9 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 				if o.Within = some(rng, 20, u32); len(o.Within) == 0 {
 					o.Within = nil
 				}
+			}
+			if rng.IntN(8) == 0 {
+				o.EngineHashes = append(some(rng, 20, u64), 1)
 			}
 			if people && rng.IntN(2) == 0 {
 				o.Path = &Path{Held: some(rng, 3,

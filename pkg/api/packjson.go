@@ -108,6 +108,7 @@ func (p *jsonPacker) overlap(o *Overlap) {
 	p.optNumber(`,"guessed":`, uint64(o.Guessed))
 	p.optText(`,"endpoint":`, o.Endpoint)
 	putNumbers(p, `,"within":`, o.Within, len(o.Within) > 0)
+	p.optReflect(`,"engine_hashes":`, o.EngineHashes, len(o.EngineHashes) > 0)
 	p.optNumber(`,"held":`, uint64(o.Held))
 	p.optNumber(`,"full":`, uint64(o.Full))
 	p.raw(`}`)

@@ -271,6 +271,8 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 			u.Broken = true
 		case "within":
 			out.Within = listOf(&u, func() Tiers { return Tiers(u.validText()) })
+		case "with_engine_hashes":
+			out.WithEngineHashes = u.truth()
 		case "partitions":
 			out.Partitions = listOf(&u, u.partition)
 		case "min_seq":
@@ -424,6 +426,8 @@ func (u *unpacker) overlap() (o Overlap) {
 			o.Endpoint = u.text()
 		case "within":
 			o.Within = listOf(u, u.uint32)
+		case "engine_hashes":
+			o.EngineHashes = u.hashes()
 		case "held":
 			o.Held = u.uint32()
 		case "full":

@@ -116,6 +116,64 @@ func (x *Index) pathToLast(
 	return locals[:0]
 }
 
+// Names returns the engine hashes of the leading blocks that a rank holds in any tier, at most as many as local hashes.
+// It ends before the first block that the rank does not hold. A rank with several hashes of a block returns the hash of
+// the copy in the first tier. It is safe for concurrent use. It blocks while the writer changes the index.
+func (x *Index) Names(id RankID, locals []events.LocalHash) (names []events.BlockHash) {
+	x.naming.RLock()
+	defer x.naming.RUnlock()
+	if id.Slot() >= len(x.slots) || x.slots[id.Slot()] == nil || x.slots[id.Slot()].id != id {
+		return nil
+	}
+	r := x.slots[id.Slot()]
+	name := x.namesOf(r)
+	at, off := x.v.root(r.space), uint32(0)
+	for _, local := range locals {
+		if off == x.v.nodes[at].len {
+			if _, at = x.v.edge(at, uint64(local)); at == 0 {
+				break
+			}
+			off = 0
+		}
+		block := x.v.nodes[at].start + off
+		if x.v.locals[block] != uint64(local) {
+			break
+		}
+		n, ok := name(block)
+		if !ok {
+			break
+		}
+		names, off = append(names, n), off+1
+	}
+	return names
+}
+
+// namesOf returns a function from the blocks of a rank to their names. The function reports false for a block that the
+// rank does not hold.
+func (x *Index) namesOf(r *rank) func(block uint32) (events.BlockHash, bool) {
+	switch r.naming {
+	case namesExact:
+		return r.exact.name
+	case namesOwn:
+		aliases := map[uint32]uint64{}
+		x.names.aliases.each(r.owner(), func(_ uint32, a alias) { aliases[a.block] = a.name })
+		return func(block uint32) (events.BlockHash, bool) {
+			if x.slabs.s[block/slabBlocks].names(block%slabBlocks, r.owner()) {
+				return events.BlockHash(x.engines.s[block]), true
+			}
+			name, ok := aliases[block]
+			return events.BlockHash(name), ok
+		}
+	}
+	return func(block uint32) (events.BlockHash, bool) {
+		if !x.holdsAny(r.slot(), block) {
+			return 0, false
+		}
+		name, _, ok := x.sharedName(block)
+		return events.BlockHash(name), ok
+	}
+}
+
 // word is one word of the set.
 func (s *RankSet) word(i int) uint64 {
 	if i < len(s.words) {

@@ -2,8 +2,11 @@ package radix
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -49,4 +52,74 @@ func TestMatchNames(t *testing.T) {
 	expect("one is cleared", 0, names, map[RankID]uint32{ids[1]: 60, ids[3]: 10})
 	x.Apply(ids[1], 0, []events.Event{removed(names[50:60]...)})
 	expect("an eviction", 0, names, map[RankID]uint32{ids[1]: 50, ids[3]: 10})
+}
+
+// TestNames compares the names of ranks with a map of sets, over random stores and removals of ranks that share names,
+// contradict the shared names, and have several main groups.
+func TestNames(t *testing.T) {
+	type place struct {
+		rank, family, block int
+	}
+	for seed := range uint64(testkit.Rounds(30)) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		x := New(Config{})
+		var ids []RankID
+		for range 4 {
+			ids = append(ids, x.AddRank(0, 16))
+		}
+		held := map[place]int{}                              // copies in each group
+		name := func(rank, family, i int) events.BlockHash { // rank 2 has names of its own for every other block
+			if _, names := chain(uint64(family), 40); rank != 2 || i%2 == 0 {
+				return names[i]
+			}
+			_, names := chain(uint64(family)+100, 40)
+			return names[i]
+		}
+		for range 200 {
+			rank, family := rng.IntN(len(ids)), 1+rng.IntN(3)
+			if rng.IntN(3) > 0 {
+				locals, _ := chain(uint64(family), 40)
+				n := 1 + rng.IntN(40)
+				var names []events.BlockHash
+				for i := range n {
+					names = append(names, name(rank, family, i))
+					held[place{rank, family, i}]++
+				}
+				for group := range groups(rank) {
+					e := stored(locals[:n], names)
+					e.Group = group
+					x.Apply(ids[rank], 0, []events.Event{e})
+				}
+				continue
+			}
+			i := rng.IntN(40)
+			for at := (place{rank, family, i}); held[at] > 0; held[at]-- {
+				for group := range groups(rank) {
+					e := removed(name(rank, family, i))
+					e.Group = group
+					x.Apply(ids[rank], 0, []events.Event{e})
+				}
+			}
+		}
+		for rank, id := range ids {
+			for family := 1; family <= 3; family++ {
+				var want []events.BlockHash
+				for i := 0; i < 40 && held[place{rank, family, i}] > 0; i++ {
+					want = append(want, name(rank, family, i))
+				}
+				locals, _ := chain(uint64(family), 40)
+				if got := x.Names(id, locals); !slices.Equal(got, want) {
+					t.Fatalf("seed %d, rank %d, family %d: %x, want %x", seed, rank, family, got, want)
+				}
+			}
+		}
+	}
+}
+
+// groups returns the number of main groups of a rank in TestNames.
+func groups(rank int) events.GroupIndex {
+	if rank == 3 {
+		return 2
+	}
+	return 1
 }

@@ -43,6 +43,19 @@ func (l *exact) tierHeld(block uint32, tier events.Tier, groups []events.GroupKi
 	return false
 }
 
+// name returns the name of a block's copy in the first tier; of several names, the oldest.
+func (l *exact) name(block uint32) (first events.BlockHash, ok bool) {
+	least := events.Tier(events.NumTiers + 1)
+	for _, name := range l.at[block] {
+		for _, c := range l.names[name].copies {
+			if c.n > 0 && c.tier < least {
+				first, least = name, c.tier
+			}
+		}
+	}
+	return first, least <= events.NumTiers
+}
+
 // totals returns the copies of each block in each tier, over all groups.
 func (l *exact) totals() map[heldKey]uint32 {
 	total := map[heldKey]uint32{}

@@ -86,12 +86,9 @@ func (s *Sources) source(
 // of its own, its engine is connected, and its depths are those of the present.
 func (of *candidates) sends(at, chosen int, a *api.Answer, o *api.Overlap, allowed *api.SelectRequest) bool {
 	r := &of.ranks[at]
-	old := func(p api.PartitionStatus) bool {
-		return p.Partition == r.Partition && (p.StaleMS > 0 || p.ResyncNeeded)
-	}
 	return r.Record.State == api.WorkerSchedulable && r.Record.Endpoint != "" &&
 		r.Record.Endpoint != of.ranks[chosen].Record.Endpoint &&
-		o.Engine == "" && !o.CatchingUp && !slices.ContainsFunc(a.Partitions, old) && permits(allowed, r)
+		a.Present(o, r.Partition) && permits(allowed, r)
 }
 
 // permits reports whether a request permits a rank's worker.

@@ -245,6 +245,11 @@ func (f *finding) merge(ctx context.Context, shared *L3Question) (*api.Answer, e
 			return nil, err
 		}
 	}
+	if q.WithEngineHashes && f.lookaheads != nil {
+		if err := f.engineHashes(); err != nil {
+			return nil, err
+		}
+	}
 	if shared.Asked() {
 		begun := time.Now()
 		defer func() { n.stage(ctx, StageStore, begun) }()
@@ -256,6 +261,26 @@ func (f *finding) merge(ctx context.Context, shared *L3Question) (*api.Answer, e
 	}
 	finish(q.Idle, cmp.Or(answer.Reason, api.ReasonNotCached))
 	return answer, nil
+}
+
+// engineHashes adds the engines' hashes to the ranks of the answer.
+func (f *finding) engineHashes() error {
+	for _, lookahead := range f.lookaheads {
+		if err := f.s.hash(f.q, f.served.BlockSize, lookahead); err != nil {
+			return err
+		}
+		for i := range f.answer.Workers {
+			o := &f.answer.Workers[i]
+			r := f.served.rank(events.RankKey{Instance: o.Instance, Rank: o.Rank})
+			if r == nil || f.perRank && r.Lookahead != lookahead {
+				continue
+			}
+			for _, name := range f.n.shards[r.Shard].index.Names(r.ID, f.s.locals) {
+				o.EngineHashes = append(o.EngineHashes, uint64(name))
+			}
+		}
+	}
+	return nil
 }
 
 // stage records the duration of a part of a query that ends now.

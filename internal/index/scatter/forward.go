@@ -62,8 +62,9 @@ const (
 // answered here ([Scatter.Find]): no suitable node is known, this node's share is incomplete, or the shared store must
 // be queried. contentType is the content type of the answer.
 func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query) *Forward {
-	if s.cfg.Forward == nil || q.Explain || q.Diagnostic || q.Raw || q.Text != nil || q.Ranks != nil ||
-		q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Hashed != nil || q.Partitions != nil || len(q.MinSeq) > 0 {
+	if s.cfg.Forward == nil || q.Explain || q.Diagnostic || q.WithEngineHashes || q.Raw || q.Text != nil ||
+		q.Ranks != nil || q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Hashed != nil || q.Partitions != nil ||
+		len(q.MinSeq) > 0 {
 		return nil
 	}
 	view, now := s.cfg.View(), s.now()

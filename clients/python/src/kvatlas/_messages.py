@@ -105,6 +105,8 @@ class Query(_Prompted):
     """Answer by serving address."""
     within: Iterable[str] | None = None
     """Say also how much each rank has within these tiers alone: "device", "device+host" ..."""
+    with_engine_hashes: bool = False
+    """Add the engine's hashes of the leading blocks; with one element in workers or ranks."""
     min_seq: Iterable[PartitionSeq] | None = None
     """Wait until the index reflects these places in the log."""
     explain: bool = False
@@ -248,6 +250,8 @@ class Overlap:
     endpoint: str = ""
     within: tuple[int, ...] = ()
     """Blocks within each of the query's sets of tiers; empty where that is nothing."""
+    engine_hashes: tuple[int, ...] = ()
+    """The engine's hashes of the leading blocks, if the query has with_engine_hashes."""
 
     @property
     def total(self) -> int:
