@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -235,27 +236,40 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 		}
 	}
 	// tokens returns a prompt from a few families; rank r of engine i holds i+r+1 blocks of family i on the device, the
-	// next r+1 blocks in host memory, and the next block on disk
+	// next r+1 blocks in host memory, and the next block on disk; several ranks hold equal prefixes of family 3
 	tokens := func() []uint32 {
-		list := harness.Tokens(n(3), 1+n(9*size))
+		list := harness.Tokens(n(4), 1+n(9*size))
 		for i := range list[:n(2)*len(list)/2] {
 			list[len(list)-1-i] += uint32(n(2))
 		}
 		return list
+	}
+	hints := func(i int) of { // a random role, and control endpoints of random ranks
+		endpoints := of{}
+		for r := range n(ranks + 1) {
+			endpoints[fmt.Sprint(r)] = []string{fmt.Sprintf("tcp://w%d:%d", i, 7000+r), ""}[n(8)/7]
+		}
+		return of{"router_hint_worker_type": []string{"aggregated", "aggregated", "prefill", ""}[n(8)/2],
+			"router_hint_source_control_endpoints": endpoints,
+			"kv_event_source_mode":                 []string{"zmq", "state_agent_v2"}[n(8)/7]}
 	}
 	worker := func(i int) of {
 		endpoints := of{}
 		for r, e := range engines[i] {
 			endpoints[fmt.Sprint(r)] = e.Endpoint
 		}
-		return of{"worker_id": i, "model_name": "m", "endpoint": fmt.Sprint("http://w", i), "block_size": size,
+		w := of{"worker_id": i, "model_name": "m", "endpoint": fmt.Sprint("http://w", i), "block_size": size,
 			"data_parallel_size": ranks, "kv_events_endpoints": endpoints, "max_num_batched_tokens": 8192,
 			"total_kv_blocks": 1000}
+		maps.Copy(w, hints(i))
+		return w
 	}
 	for i := range engines {
-		p.same("POST", "/workers", worker(i), worker(i))
+		w := worker(i)
+		p.same("POST", "/workers", w, w)
 		for r, e := range engines[i] {
 			e.WaitSubscribers(2)
+			e.Publish(pyenv.Event{Op: "store", Tokens: harness.Tokens(3, (3+(i+r)%2)*size), Medium: "GPU"})
 			at, last := 0, (*uint64)(nil)
 			for _, tier := range []struct {
 				medium string
@@ -329,6 +343,7 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 			t.Fatalf("step %d: Dynamo chose %d, which costs %g; the least is %g", p.steps, c.Worker, cost[1], cost[0])
 		}
 	}
+	hinted := 0
 	used := map[string]bool{} // an id of a selection is not booked directly later: see docs/compatibility.md
 	for p.steps < 10_000 {
 		prompt := tokens()
@@ -336,13 +351,16 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 		id := fmt.Sprint("s", n(60))
 		switch k := n(100); {
 		case k < 35:
-			path := "/select"
-			if q["selection_id"] = id; n(3) > 0 && !used[id] {
+			path, short := "/select", n(3) == 0 // a short request has an id of its own and ends at once
+			if short {
+				id = fmt.Sprint("short", p.steps)
+			}
+			if q["selection_id"] = id; short || n(3) > 0 && !used[id] {
 				path = "/select_and_reserve"
 			} else {
 				used[id] = true
 			}
-			if n(4) == 0 {
+			if n(2) == 0 {
 				q["allowed_worker_ids"] = []int{n(4)}
 			}
 			p.steps++
@@ -351,9 +369,15 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 				least(q, reply)
 				var c of
 				json.Unmarshal([]byte(reply), &c)
+				if c["kv_hint"] != nil {
+					hinted++
+				}
 				q["pinned_worker"] = of{"worker_id": c["worker_id"], "dp_rank": c["dp_rank"]}
 			}
 			p.equal("POST", path, q, status, reply)
+			if short {
+				p.same("DELETE", "/reservations/"+id, nil, nil)
+			}
 		case k < 42:
 			b := of{"model_name": "m", "selection_id": id}
 			if status, _ := p.same("POST", "/reservations", b, b); status == 201 {
@@ -384,8 +408,15 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 			p.same("GET", []string{"/workers", "/ready"}[n(2)], nil, nil)
 		default:
 			c := of{"max_num_batched_tokens": 1000 + n(9000), "total_kv_blocks": 1 + n(2000)}
-			p.same("PATCH", fmt.Sprint("/workers/", n(4)), c, c)
+			i := n(4)
+			if n(2) == 0 {
+				maps.Copy(c, hints(i))
+			}
+			p.same("PATCH", fmt.Sprint("/workers/", i), c, c)
 		}
 	}
-	t.Logf("%d steps", p.steps)
+	if hinted < 20 {
+		t.Errorf("%d replies of Dynamo have a kv_hint", hinted)
+	}
+	t.Logf("%d steps, %d hints", p.steps, hinted)
 }

@@ -47,7 +47,8 @@ type Config struct {
 // selectService implements the selection service.
 type selectService struct {
 	Config
-	mu sync.Mutex // serializes changes of workers
+	mu    sync.Mutex // serializes changes of workers
+	hints hintCache
 }
 
 // Selection returns the handler of Dynamo's selection service.
@@ -170,6 +171,7 @@ type selected struct {
 	DecodeBlocks uint64          `json:"potential_decode_blocks"`
 	DecodeBusy   *bool           `json:"decode_busy,omitempty"`
 	Load         *api.WorkerLoad `json:"worker_load,omitempty"`
+	Hint         *kvHint         `json:"kv_hint,omitempty"`
 }
 
 // choiceBody is the body of a request for a worker.
@@ -275,7 +277,12 @@ func (s *selectService) choose(r *asked, book bool) (int, any, error) {
 	if err != nil {
 		return 0, nil, refused(err, q.RequestID, b.key)
 	}
-	return 0, b.reply(choice, &d, book), nil
+	out := b.reply(choice, &d, book)
+	if book {
+		out.Hint = s.hint(r.ctx, q.RequestID, &converted, pool,
+			events.RankKey{Instance: choice.Worker, Rank: choice.Rank})
+	}
+	return 0, out, nil
 }
 
 // reply returns the reply to the body with the choice.
