@@ -6,9 +6,13 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
+	"github.com/kvatlas/kvatlas/tools/loopback"
+	"github.com/kvatlas/kvatlas/tools/zmtpserver"
 )
 
 // TestShimReportsLoad: a shim reads the load of its engine only while a node chooses workers. Requests that no router
@@ -92,5 +96,78 @@ func TestShimReportsLoad(t *testing.T) {
 		worker, of, err := chosen()
 		return err == nil && worker == "w0" && of != nil && *of.Requests == (routing.EngineRequests{}),
 			fmt.Sprintf("%s %+v %v", worker, of, err)
+	})
+}
+
+// TestShimReadsLoadSocket: a shim subscribes to SGLang's load socket only while a node chooses workers. The loads need
+// no request to /v1/loads, which the shim sends again when the socket is silent.
+func TestShimReadsLoadSocket(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	front, engine := startEngineAPI(t), startRank(t, 0, 16)
+	loads := loopback.Reserve(t)
+	pub, err := zmtpserver.ListenPub(t.Context(), "tcp://"+loads, zmtp.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pub.Stop)
+	_, port, _ := strings.Cut(loads, ":")
+	wildcard := func(endpoint string) string { return strings.Replace(endpoint, "127.0.0.1", "*", 1) }
+	config := fmt.Sprintf(`{"publisher":"zmq","endpoint":%q,"replay_endpoint":%q}`, wildcard(engine.Endpoint()),
+		wildcard(engine.Replay()))
+	front.says(map[string]string{
+		"/v1/models": `{"data":[{"id":"llama"}]}`,
+		"/server_info": fmt.Sprintf(`{"version":"0.5.23","served_model_name":"llama","page_size":16,"dp_size":1,
+			"max_total_num_tokens":1600,"kv_events_config":%q,"kv_events":{"block_size":16,"dp_size":1,
+			"load_endpoint_port_base":%s,"load_topic":"load"}}`, config, port)})
+	shim := harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine-http", front.URL, "--worker", "w0",
+		"--engine-http-check", "0s", "--engine-http-load", "100ms")
+	shim.WaitFor("connected to the engine")
+	sent := byte(0)
+	send := func(running, waiting, tokens uint64) { // as LoadStat of SGLang 0.5.23
+		sent++
+		stat := msgp.AppendStr(msgp.AppendArrayHead(nil, 11), "LoadStat")
+		for _, v := range []uint64{running, waiting, tokens, 1600, 0, 77, 0, 0, 0, 0} {
+			stat = msgp.AppendUint(stat, v)
+		}
+		if err := pub.Send([]byte("load"), []byte{0, 0, 0, 0, 0, 0, 0, sent}, stat); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reported := func() (of *routing.Reported, err error) {
+		var s api.Selection
+		err = harness.HTTPDo(x.HTTP, "POST", "/v1/select", &api.SelectRequest{Query: api.Query{Model: "llama",
+			Tokens: harness.Tokens(1, 4*16), Explain: true}}, &s)
+		if err == nil && len(s.Explanation.Candidates) == 1 {
+			of = s.Explanation.Candidates[0].Reported
+		}
+		return of, err
+	}
+	asked := func() int {
+		front.mu.Lock()
+		defer front.mu.Unlock()
+		return front.asked["/v1/loads"]
+	}
+	if pub.Has("load") {
+		t.Error("the shim has subscribed to the load socket without a choice")
+	}
+	for _, want := range []routing.EngineRequests{{Running: 4, Waiting: 3}, {Running: 1}} {
+		harness.Eventually(t, fmt.Sprintf("the load socket reports %+v", want), func() (bool, string) {
+			of, err := reported()
+			if pub.Has("load") {
+				send(uint64(want.Running), uint64(want.Waiting), 33)
+			}
+			return err == nil && of != nil && of.Requests != nil && of.Requests.Running == want.Running &&
+				of.Requests.Waiting == want.Waiting && of.UsedBlocks == 3 && of.Capacity == 100 &&
+				of.Source == "sglang load socket", fmt.Sprintf("%+v %v", of, err)
+		})
+	}
+	front.adds("/v1/loads", `{"loads":[{"dp_rank":0,"num_running_reqs":9,"num_waiting_reqs":0,"num_used_tokens":160,
+		"max_total_num_tokens":1600}]}`)
+	before := asked()
+	harness.Eventually(t, "the shim reads the API of an engine with a silent load socket", func() (bool, string) {
+		of, err := reported()
+		return err == nil && of != nil && of.Requests != nil && of.Requests.Running == 9 && of.Source == "sglang" &&
+			asked() > before, fmt.Sprintf("%+v %v", of, err)
 	})
 }

@@ -136,8 +136,8 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 			cli.Is(func(d time.Duration) bool { return d == 0 || d >= 100*time.Millisecond },
 				"is neither 0 nor at least 100ms")),
 		cli.Var(&s.EngineLoad, "engine-http-load", time.Second,
-			"interval for reading running and waiting requests and used memory from --engine-http (vLLM: /metrics, SGLang: "+
-				"/v1/loads), while an indexer chooses workers; 0: never",
+			"interval for reading running and waiting requests and used memory from --engine-http (vLLM and TensorRT-LLM: "+
+				"/metrics, SGLang: /v1/loads or its load socket), while an indexer chooses workers; 0: never",
 			cli.Is(func(d time.Duration) bool { return d == 0 || d >= 100*time.Millisecond },
 				"is neither 0 nor at least 100ms")),
 		cli.Var(&s.OnRefused, "on-engine-refused", "clear",

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
@@ -64,6 +65,9 @@ type Rank struct {
 	Replay   string // address to dial; empty: no replay socket
 	Topic    string
 
+	// Load is the address of the rank's load socket, with the topic LoadTopic (SGLang); empty: none.
+	Load, LoadTopic string
+
 	// Listen: the engine dials Endpoint, and the shim listens there. Unclear: the engine's report does not decide this.
 	Listen, Unclear bool
 }
@@ -73,6 +77,8 @@ type Asker struct {
 	base  *url.URL
 	token string
 	http  *http.Client
+
+	tensorrt atomic.Bool // the engine's /metrics are those of TensorRT-LLM
 }
 
 // New returns an Asker for the engine at the URL http://HOST:PORT or https://HOST:PORT. If token is not empty, requests

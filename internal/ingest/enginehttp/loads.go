@@ -21,21 +21,34 @@ type Load struct {
 	// UsedBlocks counts the blocks of running requests in device memory, and TotalBlocks all blocks. 0: unknown, if
 	// TotalBlocks is 0.
 	UsedBlocks, TotalBlocks uint64
+
+	Source string // the reporting interface; empty: the kind of the engine
 }
 
 // Loads reads the loads of the ranks of an engine of this kind, ascending by rank. blockSize is the size of a block in
-// tokens, for engines that count tokens. The list is empty if the engine does not report its load. The error wraps
-// ErrNotReady or ErrUnknown.
+// tokens, for engines that count tokens. The list is nil if the engine does not report its load, and empty without a new
+// load. The error wraps ErrNotReady or ErrUnknown.
 //
 //	vLLM     /metrics    vllm:num_requests_running, vllm:num_requests_waiting, and vllm:kv_cache_usage_perc
 //	                     (vllm:gpu_cache_usage_perc in old releases), each with the rank in the label engine
 //	SGLang   /v1/loads   num_running_reqs, num_waiting_reqs, num_waiting_uncached_tokens, num_used_tokens,
-//	                     max_total_num_tokens, for each dp_rank; /get_load in old releases
+//	                     max_total_num_tokens, for each dp_rank; /get_load in old releases. Rank.Load has the
+//	                     address of the load socket; see [LoadStat]
+//	TensorRT-LLM         /prometheus/metrics: trtllm_num_requests_running, trtllm_num_requests_waiting,
+//	                     trtllm_kv_cache_used_blocks and trtllm_kv_cache_max_blocks; without these, the last iteration
+//	                     of /metrics. Its kind is VLLM
 func (a *Asker) Loads(ctx context.Context, kind string, blockSize uint32) ([]Load, error) {
 	if kind == SGLang {
 		return a.sglangLoads(ctx, uint64(blockSize))
 	}
+	if a.tensorrt.Load() {
+		return a.tensorrtLoads(ctx)
+	}
 	body, err := a.loads(ctx, "/metrics")
+	if err == nil && isIterations(body) {
+		a.tensorrt.Store(true)
+		return a.tensorrtLoads(ctx)
+	}
 	return vllmLoads(string(body)), err
 }
 
@@ -136,8 +149,8 @@ func (a *Asker) sglangLoads(ctx context.Context, blockSize uint64) (list []Load,
 			continue
 		}
 		load := Load{Rank: valueOf(l.Rank), Running: *l.Running, Waiting: l.Waiting, WaitingTokens: l.WaitingTokens}
-		if l.Used != nil && l.Most > 0 && blockSize > 0 {
-			load.UsedBlocks, load.TotalBlocks = (*l.Used+blockSize-1)/blockSize, l.Most/blockSize
+		if l.Used != nil {
+			load.setTokens(*l.Used, l.Most, blockSize)
 		}
 		list = append(list, load)
 	}

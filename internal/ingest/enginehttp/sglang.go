@@ -37,6 +37,9 @@ type serverInfo struct {
 	Events *struct {
 		BlockSize uint32 `json:"block_size"`
 		DPSize    uint32 `json:"dp_size"`
+
+		LoadPort  uint32 `json:"load_endpoint_port_base"` // with --load-publish-endpoint; each rank adds its number
+		LoadTopic string `json:"load_topic"`
 	} `json:"kv_events"`
 }
 
@@ -116,6 +119,9 @@ func (a *Asker) sglang(ctx context.Context, body []byte) (Engine, error) {
 		r, err := a.sglangRank(i, p)
 		if err != nil {
 			return Engine{}, err
+		}
+		if info.Events != nil && info.Events.LoadPort > 0 {
+			r.Load, r.LoadTopic = "tcp://"+net.JoinHostPort(a.Host(), fmt.Sprint(info.Events.LoadPort+i)), info.Events.LoadTopic
 		}
 		e.Ranks = append(e.Ranks, r)
 	}

@@ -123,6 +123,14 @@ func (s *Shim) runOnce(ctx context.Context, conn *jetstream.Conn, log *slog.Logg
 				poll.runLoads(ctx, ns)
 				return nil
 			})
+			for _, rank := range said.Ranks {
+				if rank.Load != "" {
+					all.Go(func() error {
+						poll.runLoadSocket(ctx, ns, rank)
+						return nil
+					})
+				}
+			}
 		}
 		if s.EngineCheck > 0 {
 			all.Go(func() error {

@@ -100,13 +100,9 @@ func (s *Shim) filledIn(ctx context.Context, said enginehttp.Engine, asker *engi
 	}
 	all.BlockSize = cmp.Or(all.BlockSize, said.BlockSize)
 	all.unnamedAdapters = said.UnnamedAdapters
-	spec := *s.spec
-	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
-	spec.Role = cmp.Or(spec.Role, api.Role(said.Role))
-	spec.BootstrapPort = cmp.Or(spec.BootstrapPort, said.BootstrapPort)
-	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
-	spec.SetNames(s.namesOf(said.Names, all.Model))
-	all.spec = &spec
+	all = all.WithFacts(&api.WorkerSpec{Role: api.Role(said.Role), BootstrapPort: said.BootstrapPort,
+		TotalKVBlocks: said.TotalKVBlocks, MaxBatchedTokens: said.MaxBatchedTokens})
+	all.spec.SetNames(s.namesOf(said.Names, all.Model))
 	learned := learnStore(all.l3, said, log)
 	name := strings.TrimSpace(said.Kind + " " + said.Version)
 	switch {
@@ -135,6 +131,21 @@ func (s *Shim) filledIn(ctx context.Context, said enginehttp.Engine, asker *engi
 		}
 	}
 	return list, err
+}
+
+// WithFacts returns a copy of the shim with the role, the bootstrap port and the capacities of a worker. Flags have
+// priority.
+func (s *Shim) WithFacts(said *api.WorkerSpec) Shim {
+	all, spec := *s, api.WorkerSpec{}
+	if s.spec != nil {
+		spec = *s.spec
+	}
+	spec.TotalKVBlocks = cmp.Or(spec.TotalKVBlocks, said.TotalKVBlocks)
+	spec.Role = cmp.Or(spec.Role, said.Role)
+	spec.BootstrapPort = cmp.Or(spec.BootstrapPort, said.BootstrapPort)
+	spec.MaxBatchedTokens = cmp.Or(spec.MaxBatchedTokens, said.MaxBatchedTokens)
+	all.spec = &spec
+	return all
 }
 
 // at returns the shim of a rank of the engine's API.

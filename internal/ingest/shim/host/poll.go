@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"reflect"
@@ -27,11 +28,13 @@ type enginePoll struct {
 	asker *enginehttp.Asker
 	kind  string
 	size  uint32 // of a block in tokens, as the engine reports it
+	only  bool   // the engine has a single rank
 	log   *slog.Logger
 
-	mu    sync.Mutex // guards the fields below
-	names enginehttp.Names
-	ranks map[*polledRank]bool
+	mu       sync.Mutex // guards the fields below
+	names    enginehttp.Names
+	ranks    map[*polledRank]bool
+	received map[events.RankKey]time.Time // when the last load came from a load socket
 }
 
 // polledRank is a rank of the engine with a shim of this process.
@@ -45,7 +48,8 @@ type polledRank struct {
 func newEnginePoll(r *Shim, model string, said enginehttp.Engine, asker *enginehttp.Asker,
 	log *slog.Logger) *enginePoll {
 	return &enginePoll{cfg: r, model: model, asker: asker, kind: said.Kind, size: said.BlockSize, log: log,
-		names: said.Names, ranks: map[*polledRank]bool{}}
+		only: len(said.Ranks) == 1, names: said.Names, ranks: map[*polledRank]bool{},
+		received: map[events.RankKey]time.Time{}}
 }
 
 // serve sends answers to a rank until end is called. server receives the requests of nodes; nil: there are none.
@@ -93,6 +97,9 @@ func (p *enginePoll) report(s shim.SleepReport) {
 	}
 }
 
+// loadTimeout is the least time limit of a read. An idle TensorRT-LLM answers after two seconds.
+const loadTimeout = 4 * time.Second
+
 // noLoads is the number of intervals between two reads of an engine that does not report its load.
 const noLoads = 30
 
@@ -100,14 +107,14 @@ const noLoads = 30
 func (p *enginePoll) runLoads(ctx context.Context, ns *jetstream.Namespace) {
 	failed := Limiter{Every: p.cfg.LogRepeat}
 	for skip := 0; loop.Wait(ctx, p.cfg.EngineLoad); skip-- {
-		ranks := p.wantedRanks()
+		ranks := p.silent(p.wantedRanks())
 		if len(ranks) == 0 || skip > 0 {
 			continue
 		}
-		asking, cancel := context.WithTimeout(ctx, max(p.cfg.EngineLoad, time.Second))
+		asking, cancel := context.WithTimeout(ctx, max(p.cfg.EngineLoad, loadTimeout))
 		loads, err := p.asker.Loads(asking, p.kind, p.size)
 		cancel()
-		if err == nil && len(loads) == 0 {
+		if err == nil && loads == nil {
 			skip = noLoads
 			continue
 		}
@@ -147,15 +154,19 @@ func reportsOf(kind string, ranks []events.RankKey, loads []enginehttp.Load) (li
 		if i < 0 {
 			continue
 		}
-		l := &loads[i]
-		report := events.EngineLoad{Worker: key.Instance, Rank: key.Rank, Running: &l.Running, Waiting: &l.Waiting,
-			WaitingTokens: l.WaitingTokens, Source: kind}
-		if l.TotalBlocks > 0 {
-			report.UsedBlocks, report.TotalBlocks = &l.UsedBlocks, &l.TotalBlocks
-		}
-		list = append(list, report)
+		list = append(list, reportOf(kind, key, &loads[i]))
 	}
 	return list
+}
+
+// reportOf returns the report of a rank.
+func reportOf(kind string, key events.RankKey, l *enginehttp.Load) events.EngineLoad {
+	report := events.EngineLoad{Worker: key.Instance, Rank: key.Rank, Running: &l.Running, Waiting: &l.Waiting,
+		WaitingTokens: l.WaitingTokens, Source: cmp.Or(l.Source, kind)}
+	if l.TotalBlocks > 0 {
+		report.UsedBlocks, report.TotalBlocks = &l.UsedBlocks, &l.TotalBlocks
+	}
+	return report
 }
 
 // publishLoads publishes the loads of ranks of one worker to all nodes.
