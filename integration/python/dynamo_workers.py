@@ -10,6 +10,7 @@ answer has "worker", the id under which the process publishes.
     {"op": "close", "rank": R}
     {"op": "router", "folder": PATH}   serves the endpoint under a model that it writes into the folder, and starts Dynamo's router for it, which tells
                                        other routers of its requests
+    {"op": "card", "folder": PATH, "role": "prefill"}   serves the endpoint as a worker of the role, as "router" does but without a router
     {"op": "route", "id": ID, "tokens": […]}   the router sends a request to a worker
     {"op": "prefilled", "id": ID}
     {"op": "free", "id": ID}
@@ -28,7 +29,7 @@ if options.get("nats"):
 os.environ.setdefault("DYN_LOG", "error")
 
 from dynamo.llm import (  # noqa: E402: it reads the environment
-    KvEventPublisher, KvRouter, KvRouterConfig, ModelInput, ModelType, WorkerType, register_model)
+    KvEventPublisher, KvRouter, KvRouterConfig, ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model)
 from dynamo.runtime import DistributedRuntime  # noqa: E402
 
 
@@ -57,7 +58,7 @@ async def handler(request):
     yield {"token_ids": [1], "finish_reason": "stop"}
 
 
-async def start_router(endpoint, folder):
+async def register(endpoint, folder, **facts):
     asyncio.ensure_future(endpoint.serve_endpoint(handler))
     model = {"type": "WordLevel", "vocab": {"t0": 0, "t1": 1, "t2": 2}, "unk_token": "t0"}
     for name, content in {
@@ -66,14 +67,30 @@ async def start_router(endpoint, folder):
                             "vocab_size": 3, "bos_token_id": 1, "eos_token_id": 2}}.items():
         with open(os.path.join(folder, name), "w") as f:
             json.dump(content, f)
-    await register_model(ModelInput.Tokens, ModelType.Chat, endpoint, folder, "m", worker_type=WorkerType.Aggregated,
-                         kv_cache_block_size=options["block_size"])
+    await register_model(ModelInput.Tokens, endpoint=endpoint, model_path=folder, model_name="m",
+                         kv_cache_block_size=options["block_size"], **facts)
+
+
+async def start_card(endpoint, folder, role):
+    config = ModelRuntimeConfig()
+    config.total_kv_blocks, config.max_num_batched_tokens = 123, 456
+    config.set_disaggregated_endpoint("127.0.0.1", 5678)
+    prefill = role == "prefill"
+    await register(endpoint, folder, model_type=ModelType.Prefill if prefill else ModelType.Chat, runtime_config=config,
+                   worker_type=WorkerType.Prefill if prefill else WorkerType.Decode,
+                   needs=[[WorkerType.Decode if prefill else WorkerType.Prefill]])
+
+
+async def start_router(endpoint, folder):
+    await register(endpoint, folder, model_type=ModelType.Chat, worker_type=WorkerType.Aggregated)
     return KvRouter(endpoint, options["block_size"], KvRouterConfig(router_replica_sync=True, use_kv_events=False))
 
 
 async def route(cmd, endpoint, routers):
     if cmd["op"] == "router":
         routers.append(await start_router(endpoint, cmd["folder"]))
+    elif cmd["op"] == "card":
+        await start_card(endpoint, cmd["folder"], cmd["role"])
     elif cmd["op"] == "route":
         while True:  # until the router has found the worker
             try:

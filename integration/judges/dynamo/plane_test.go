@@ -161,3 +161,31 @@ func TestEventPlane(t *testing.T) {
 		t.Errorf("the shim skipped events:\n%s", said)
 	}
 }
+
+// TestModelCards: the role and the capacities of a worker come from the card that Dynamo's own library writes, also if
+// the worker registers its model after its publishers. A gateway request never goes to a prefill worker.
+func TestModelCards(t *testing.T) {
+	p := startPlane(t, t.TempDir(), false)
+	p.serve(10)
+	shim := p.shim()
+	p.equal("without a card")
+	p.workers.Do(map[string]any{"op": "card", "folder": t.TempDir(), "role": "prefill"}, nil)
+	shim.WaitFor(`has a new model card.*role=prefill`)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
+	defer cancel()
+	harness.Eventually(t, "the worker has the facts of its card", func() (bool, string) {
+		list, err := p.client.Workers(ctx)
+		if err != nil || len(list.Workers) != len(p.engines) {
+			return false, fmt.Sprintf("%+v, %v", list, err)
+		}
+		for _, w := range list.Workers {
+			if r := w.Record; r == nil || r.Role != "prefill" || r.BootstrapPort != 5678 || r.TotalKVBlocks != 123 ||
+				r.MaxBatchedTokens != 456 {
+				return false, fmt.Sprintf("%+v", r)
+			}
+		}
+		return true, ""
+	})
+	p.serve(10)
+	p.equal("with a card")
+}

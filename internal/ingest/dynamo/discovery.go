@@ -26,6 +26,7 @@ type Publisher struct {
 	Known   bool
 	Key     events.RankKey
 	Indexer string // address of the rank's local indexer; empty without a usable indexer
+	Card    Card   // of the worker of Key
 }
 
 // Topic is the topic of KV-cache events.
@@ -91,7 +92,7 @@ type source struct {
 }
 
 // The kinds of records, as they appear in keys and folder names.
-const channelsKind, sourcesKind = "event_channels", "event_sources"
+const channelsKind, sourcesKind, cardsKind = "event_channels", "event_sources", "mdc"
 
 // record is a record of discovery.
 type record struct {
@@ -106,13 +107,18 @@ func Publishers(folder string, now time.Time) (list []Publisher, wrong []error, 
 	if err != nil {
 		return nil, nil, err
 	}
+	cards, worse, err := records(folder, cardsKind, now)
+	if err != nil {
+		return nil, nil, err
+	}
 	channels, more, err := records(folder, channelsKind, now)
-	list, wrong = publishers(channels, sources)
-	return list, slices.Concat(bad, more, wrong), err
+	list, wrong = publishers(channels, sources, cards)
+	return list, slices.Concat(bad, worse, more, wrong), err
 }
 
 // publishers decodes records. It skips unreadable records.
-func publishers(channels, sources []record) (list []Publisher, wrong []error) {
+func publishers(channels, sources, models []record) (list []Publisher, wrong []error) {
+	facts, wrong := cards(models)
 	known := map[uint64]source{}
 	for _, r := range sources {
 		var s source
@@ -143,6 +149,7 @@ func publishers(channels, sources []record) (list []Publisher, wrong []error) {
 			p.Known = true
 			p.Key = events.RankKey{Instance: events.WorkerID(strconv.FormatUint(m.Worker.ID, 10)),
 				Rank: events.Rank(m.Worker.Rank)}
+			p.Card = facts[m.Worker.ID]
 			if m.Target != nil && m.Target.Codec == "msgpack" {
 				p.Indexer = m.Target.Transport.TCP
 			}

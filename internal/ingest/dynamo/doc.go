@@ -13,7 +13,8 @@
 // DYN_DISCOVERY_BACKEND=file keeps a JSON file for each record below DYN_FILE_KV. The process of a record touches its
 // file every few seconds. DYN_DISCOVERY_BACKEND=etcd, the default, stores the same records as keys of etcd, under the
 // lease of the process. v1/event_channels contains the ZeroMQ endpoint of each publisher. v1/event_sources contains,
-// under the same publisher_id, the publisher's worker and rank, and the address of their local indexer.
+// under the same publisher_id, the publisher's worker and rank, and the address of their local indexer. v1/mdc contains
+// the model deployment cards of the workers, with their roles.
 //
 // # A message of the event plane
 //

@@ -98,6 +98,8 @@ func TestPublishers(t *testing.T) {
 	write("event_channels/c", strings.Replace(channelRecord, "Zmq", "Nats", 1))
 	write("event_channels/d", "{")
 	want.Known, want.Key = true, events.RankKey{Instance: "16906666470417415194", Rank: 1}
+	write("mdc/a", modelText)
+	want.Card = Card{Role: "prefill", BootstrapPort: 5678, TotalKVBlocks: 123, MaxBatchedTokens: 456}
 	want.Indexer = "192.0.2.2:43771/eaa08b94593cbc1a/ns/backend/worker_kv_query_source_7e3088c9fc59a"
 	list, wrong, err := Publishers(folder, now)
 	if len(list) != 1 || list[0] != want || len(wrong) != 2 || err != nil {

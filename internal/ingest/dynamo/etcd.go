@@ -26,7 +26,7 @@ const keys = "v1/"
 // NewEtcd returns a copy that is empty until [Etcd.Run] runs. It returns the errors of [etcd.New].
 func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
 	records, err := etcd.New(etcd.Config{URLs: cfg.URLs, User: cfg.User, Password: cfg.Password, TLS: cfg.TLS,
-		From: keys + "event_", Behind: keys + "event`"}) // all with this prefix: the backquote follows the underscore
+		From: keys + "event_", Behind: keys + cardsKind + "0"}) // the digit follows the slash
 	if err != nil {
 		return nil, err
 	}
@@ -43,15 +43,17 @@ func (e *Etcd) Publishers() (list []Publisher, wrong []error, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var channels, sources []record
+	var channels, sources, cards []record
 	for key, text := range records {
 		switch r := (record{key, text}); {
 		case strings.HasPrefix(key, keys+channelsKind+"/"):
 			channels = append(channels, r)
 		case strings.HasPrefix(key, keys+sourcesKind+"/"):
 			sources = append(sources, r)
+		case strings.HasPrefix(key, keys+cardsKind+"/"):
+			cards = append(cards, r)
 		}
 	}
-	list, wrong = publishers(channels, sources)
+	list, wrong = publishers(channels, sources, cards)
 	return list, wrong, nil
 }

@@ -20,6 +20,7 @@ type workerMetadata struct {
 		Data struct {
 			Channels map[string]json.RawMessage `json:"event_channels"`
 			Sources  map[string]json.RawMessage `json:"event_sources"`
+			Cards    map[string]json.RawMessage `json:"model_cards"`
 		} `json:"data"`
 	} `json:"spec"`
 }
@@ -44,7 +45,7 @@ func (k *Kubernetes) Publishers() (list []Publisher, wrong []error, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var channels, sources []record
+	var channels, sources, cards []record
 	for i := range objects {
 		name := objects[i].Meta.Namespace + "/" + objects[i].Meta.Name
 		for key, text := range objects[i].Spec.Data.Channels {
@@ -53,7 +54,10 @@ func (k *Kubernetes) Publishers() (list []Publisher, wrong []error, err error) {
 		for key, text := range objects[i].Spec.Data.Sources {
 			sources = append(sources, record{name + " " + key, text})
 		}
+		for key, text := range objects[i].Spec.Data.Cards {
+			cards = append(cards, record{name + " " + key, text})
+		}
 	}
-	list, wrong = publishers(channels, sources)
+	list, wrong = publishers(channels, sources, cards)
 	return list, wrong, nil
 }

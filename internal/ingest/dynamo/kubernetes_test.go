@@ -16,6 +16,8 @@ import (
 const metadata = `{"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoWorkerMetadata", "metadata": {"name": "worker-0"},
 "spec": {"data": {
   "endpoints": {"dynamo/backend/generate/2a": {"type": "Endpoint", "namespace": "dynamo", "instance_id": 42}},
+  "model_cards": {"dynamo/backend/generate/2a": {"type": "Model", "namespace": "dynamo", "instance_id": 7,
+    "card_json": {"worker_type": "decode", "runtime_config": {"total_kv_blocks": 9}}}},
   "event_channels": {
     "dynamo/backend/kv-events/2a": {"type": "EventChannel", "namespace": "dynamo", "component": "backend",
       "topic": "kv-events", "instance_id": 42, "transport": {"kind": "Zmq", "config": {"endpoint": "tcp://10.0.0.1:5557"}}},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/internal/base/usage"
+	"github.com/kvatlas/kvatlas/internal/ingest/dynamo"
 	"github.com/kvatlas/kvatlas/internal/ingest/kube"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
@@ -165,7 +166,7 @@ func (f *Source) deliver(e events.RouterEvent, digest uint64) {
 	if feed == nil && bad == nil && len(f.feeds) < host.MaxRanks {
 		feed = make(chan shim.Frame, 64)
 		f.feeds[e.Key] = feed
-		f.all.Go(func() error { return f.serve(e.Key, feed, nil, nil) })
+		f.all.Go(func() error { return f.serve(e.Key, dynamo.Card{}, feed, nil, nil) })
 	}
 	f.mu.Unlock()
 	if bad != nil {
@@ -215,10 +216,12 @@ func (f *Source) eventLine(e *events.RouterEvent) []byte {
 	return events.AppendRouterEvent(nil, e.Key, events.EventID(e.ID), &e.Event, e.Groups...)
 }
 
-// serve runs the shim of a rank. decoder decodes the payloads of its frames, and again repeats missing events; both are
-// nil for frames with decoded events.
-func (f *Source) serve(key events.RankKey, feed <-chan shim.Frame, decoder shim.Decoder, again shim.Source) error {
-	one := *f.Shim
+// serve runs the shim of a rank, with the facts of the worker's card. decoder decodes the payloads of its frames, and
+// again repeats missing events; both are nil for frames with decoded events.
+func (f *Source) serve(key events.RankKey, card dynamo.Card, feed <-chan shim.Frame, decoder shim.Decoder,
+	again shim.Source) error {
+	one := f.Shim.WithFacts(&api.WorkerSpec{Role: api.Role(card.Role), BootstrapPort: card.BootstrapPort,
+		TotalKVBlocks: card.TotalKVBlocks, MaxBatchedTokens: card.MaxBatchedTokens})
 	one.Worker, one.Rank = string(key.Instance), uint32(key.Rank)
 	if f.Source == ZeroMQ {
 		one.QuietAdvice = "see that Dynamo's worker publishes KV-cache events"

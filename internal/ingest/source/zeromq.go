@@ -97,13 +97,19 @@ func (f *Source) followDiscovery() error {
 // follow subscribes to new publishers in the list, and ends the subscriptions to missing publishers.
 func (f *Source) follow(subscribed map[uint64]*subscription, unknown looks, list []dynamo.Publisher) {
 	unknown.count(list)
-	there := map[uint64]bool{}
+	there, cards := map[uint64]bool{}, map[uint64]dynamo.Card{}
 	for i := range list {
 		there[list[i].ID] = strings.HasPrefix(list[i].Scope, f.Topic)
+		cards[list[i].ID] = list[i].Card
 	}
 	for id, h := range subscribed {
 		if !there[id] && !h.stopped {
 			f.log.Info("a publisher of Dynamo's has gone", "worker", h.Key.Instance, "rank", h.Key.Rank)
+			h.stop()
+			h.stopped = true
+		} else if card := cards[id]; there[id] && !h.stopped && card != h.Card && card != (dynamo.Card{}) {
+			f.log.Info("a worker of Dynamo's has a new model card; its shim starts again", "worker", h.Key.Instance, "rank",
+				h.Key.Rank, "role", card.Role)
 			h.stop()
 			h.stopped = true
 		}
@@ -163,7 +169,7 @@ func (f *Source) servePublisher(ctx context.Context, p dynamo.Publisher) (err er
 		receiving, stop := context.WithCancel(ctx)
 		ctx = receiving
 		go func() {
-			served <- f.serve(f.named(p.Key), feed, &setDecoder{}, f.source(&p, log))
+			served <- f.serve(f.named(p.Key), p.Card, feed, &setDecoder{}, f.source(&p, log))
 			stop()
 		}()
 		give := func(frame shim.Frame) { shim.Give(receiving, feed, frame) }
