@@ -421,7 +421,7 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	q := r.Query
 	q.Explain, q.Idle, q.Workers, q.Endpoints = false, false, nil, nil
 	q.BlockSize, q.Raw, q.Room = of.blockSize, true, x.room
-	q.DeadlineMS, q.Within = 0, s.cfg.Sources.within()
+	q.DeadlineMS, q.WithEngineHashes, q.Within = 0, false, s.cfg.Sources.within()
 	if s.cfg.Routing.SharedCacheMode == routing.SharedDynamo { // blocks behind holes count too
 		q.L3 = cmp.Or(q.L3, api.L3All)
 	}
