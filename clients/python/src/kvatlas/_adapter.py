@@ -78,20 +78,24 @@ class Chooser:
         self._running.pop(request_id, None)
         self._send(partial(self._client.free, result=result), model, request_id)
 
-    def _send(self, report: Callable[..., Awaitable[None]], model: str, request_id: str) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._start, report, model, request_id)
+    def failed(self, worker: str, result: Result) -> None:
+        """Penalises a worker for a moment. It is safe for any thread, and does not wait."""
+        self._send(self._client.report_result, worker, result)
 
-    def _start(self, report: Callable[..., Awaitable[None]], model: str, request_id: str) -> None:
-        task = asyncio.ensure_future(self._sent(report, model, request_id))
+    def _send(self, report: Callable[..., Awaitable[None]], *what: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._start, report, *what)
+
+    def _start(self, report: Callable[..., Awaitable[None]], *what: str) -> None:
+        task = asyncio.ensure_future(self._sent(report, *what))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
-    async def _sent(self, report: Callable[..., Awaitable[None]], model: str, request_id: str) -> None:
+    async def _sent(self, report: Callable[..., Awaitable[None]], *what: str) -> None:
         try:
-            await report(model, request_id, timeout=max(self._timeout, 5.0))
+            await report(*what, timeout=max(self._timeout, 5.0))
         except Exception as e:  # a booking that is not freed expires
-            log.debug("the report of request %s failed: %s", request_id, e)
+            log.debug("the report of %s failed: %s", what, e)
 
     async def _report(self) -> None:
         """Reports progress of the running requests, from the second period of a request on."""

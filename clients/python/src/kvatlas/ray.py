@@ -19,9 +19,13 @@ from ray.serve.request_router import (
 )
 
 from ._adapter import Chooser, fields_of, prompt_of
+from ._client import Result
 
 # The prompt's tokens, where Ray's ingress has made them.
 _TOKENS = "request_token_ids"
+
+# The greatest number of requests whose failed workers are known. The oldest requests are forgotten.
+_MAX_TRIED = 1000
 
 
 class KvatlasRouter(FIFOMixin, RequestRouter):
@@ -35,6 +39,8 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
         self._model, self._role = model, role
         self._chooser = Chooser(urls, timeout, book, client, progress)
         self._booked: dict[str, tuple[str, ReplicaID]] = {}  # bookings and chosen replicas, by Ray's ids of requests
+        self._workers: dict[ReplicaID, str] = {}  # of the candidates
+        self._tried: dict[str, set[str]] = {}  # workers that failed, by Ray's ids of requests
 
     def worker_of(self, replica: RunningReplica) -> str:
         """The name of a replica's worker."""
@@ -46,12 +52,15 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
         if not candidate_replicas:
             return []
         by_worker = {self.worker_of(r): r for r in candidate_replicas}
+        self._workers = {r.replica_id: w for w, r in by_worker.items()}
         chosen = None
         if pending_request is not None and (prompt := _prompt(pending_request)):
             key = pending_request.metadata.internal_request_id
             self._release(key)  # all that were chosen before had no room
-            selection = await self._chooser.choose(model=self._model, workers=list(by_worker), role=self._role,
-                                                   **prompt)
+            tried = [w for w in by_worker if w in self._tried.get(key, ())]
+            selection = await self._chooser.choose(
+                model=self._model, workers=list(by_worker), role=self._role, **prompt,
+                excluded_workers=tried if 0 < len(tried) < len(by_worker) else None)
             chosen = by_worker.get(selection.worker) if selection is not None else None
             if selection is not None and selection.booked:
                 self._book(pending_request, key, selection.request_id, chosen)
@@ -82,6 +91,26 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request has ended."""
         self._release(internal_request_id)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Reports a dead replica, so that other routers avoid its worker too."""
+        super().on_replica_actor_died(replica_id)
+        self._failed(replica_id, "broken")
+
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        """Reports a replica without an answer. Ray keeps it as a candidate."""
+        super().on_replica_actor_unavailable(replica_id)
+        self._failed(replica_id, "refused")
+
+    def _failed(self, replica_id: ReplicaID, result: Result) -> None:
+        """Penalises the worker of a replica, and excludes it from further tries of its requests."""
+        if (worker := self._workers.get(replica_id)) is None:
+            return
+        for key in [k for k, (_, chosen) in self._booked.items() if chosen == replica_id]:
+            self._tried.setdefault(key, set()).add(worker)
+        while len(self._tried) > _MAX_TRIED:
+            del self._tried[next(iter(self._tried))]
+        self._chooser.failed(worker, result)
 
     def _release(self, key: str) -> None:
         if booking := self._booked.pop(key, None):

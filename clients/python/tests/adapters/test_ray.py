@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
@@ -102,5 +103,36 @@ def test_replicas(world: Any) -> None:
         await r._chooser.close()
         await dead._chooser.close()
         await prefill._chooser.close()
+
+    asyncio.run(run())
+
+
+def test_failures(world: Any) -> None:
+    """A failed replica is reported as Ray reports it to its routers, and the request goes to another worker."""
+
+    async def run() -> None:
+        replicas = [replica("w2"), replica("w1")]
+        workers = {x.replica_id.unique_id: x for x in replicas}
+        for report, result in ("on_replica_actor_unavailable", "refused"), ("on_replica_actor_died", "broken"):
+            r = router(world["http"])
+            r._replicas = {x.replica_id: x for x in replicas}
+            one = request(result, request_token_ids=world["prompt"])
+            first = (await r.choose_replicas(replicas, one))[0][0]
+            getattr(r, report)(first.replica_id)
+            r.on_request_completed(first.replica_id, result)  # as Ray does after the failure
+            second = (await r.choose_replicas(replicas, one))[0][0]
+            assert {first.replica_id.unique_id, second.replica_id.unique_id} == set(workers)
+
+            def reported(worker: str = first.replica_id.unique_id, wanted: str = result) -> bool:
+                answer = httpx.get(world["http"] + "/v1/engine_load").json()
+                return any(x["worker"] == worker and x["result"] == wanted for x in answer.get("results") or ())
+
+            await asyncio.to_thread(eventually, f"the failure {result} is reported", reported)
+            getattr(r, report)(second.replica_id)  # all have failed, so none is excluded
+            assert (await r.choose_replicas(replicas, one))[0][0] in replicas
+            r.on_request_completed(second.replica_id, result)
+            r._failed(ReplicaID(unique_id="unknown", deployment_id=DEPLOYMENT), "refused")
+            assert not r._booked
+            await r._chooser.close()
 
     asyncio.run(run())
