@@ -29,13 +29,14 @@ var dialSites = map[string]string{
 
 // zmtpSites are the files that may open ZeroMQ connections, with a rule, or with the endpoint of a flag.
 var zmtpSites = map[string]string{
-	"internal/ingest/shim/run.go":         "Config.Sockets has the rule",
-	"internal/ingest/shim/replay.go":      "the same",
-	"internal/ingest/shim/watch.go":       "the same",
-	"internal/ingest/shim/host/learn.go":  "the engine of --engine-http",
-	"internal/ingest/shim/host/remote.go": "the same",
-	"internal/ingest/source/zeromq.go":    "the rule of --dial-allow",
-	"internal/ingest/source/store.go":     "the master of --engine",
+	"internal/ingest/shim/run.go":             "Config.Sockets has the rule",
+	"internal/ingest/shim/replay.go":          "the same",
+	"internal/ingest/shim/watch.go":           "the same",
+	"internal/ingest/shim/host/learn.go":      "the engine of --engine-http",
+	"internal/ingest/shim/host/remote.go":     "the same",
+	"internal/ingest/shim/host/loadsocket.go": "the same",
+	"internal/ingest/source/zeromq.go":        "the rule of --dial-allow",
+	"internal/ingest/source/store.go":         "the master of --engine",
 }
 
 // TestDialSites finds all places of the programs that connect. A new place must use [dial.Dialer] or [dial.Client] with

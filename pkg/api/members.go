@@ -222,7 +222,8 @@ func (q *Query) members(list []member) []member {
 		{"cache_salt", &q.CacheSalt}, {"media", &q.Media}, {"workers", &q.Workers}, {"ranks", &q.Ranks},
 		{"endpoints", &q.Endpoints},
 		{"with_endpoint", &q.WithEndpoint}, {"by_endpoint", &q.ByEndpoint}, {"within", &q.Within},
-		{"with_engine_hashes", &q.WithEngineHashes}, {"partitions", &q.Partitions}, {"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
+		{"with_engine_hashes", &q.WithEngineHashes}, {"partitions", &q.Partitions},
+		{"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
 		{"explain", &q.Explain}, {"diagnostic", &q.Diagnostic}, {"idle", &q.Idle}, {"l3", (*string)(&q.L3)},
 		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
 	}...)

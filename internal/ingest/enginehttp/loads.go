@@ -26,8 +26,8 @@ type Load struct {
 }
 
 // Loads reads the loads of the ranks of an engine of this kind, ascending by rank. blockSize is the size of a block in
-// tokens, for engines that count tokens. The list is nil if the engine does not report its load, and empty without a new
-// load. The error wraps ErrNotReady or ErrUnknown.
+// tokens, for engines that count tokens. The list is nil if the engine does not report its load, and empty without a
+// new load. The error wraps ErrNotReady or ErrUnknown.
 //
 //	vLLM     /metrics    vllm:num_requests_running, vllm:num_requests_waiting, and vllm:kv_cache_usage_perc
 //	                     (vllm:gpu_cache_usage_perc in old releases), each with the rank in the label engine

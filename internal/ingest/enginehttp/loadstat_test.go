@@ -14,9 +14,12 @@ func TestLoadStat(t *testing.T) {
 		payload string
 		want    *Load // nil: an error
 	}{
-		"0.5.19":              {"96" + tag + "0203" + "21" + "cd0640" + "00", &Load{Running: 2, Waiting: 3, UsedBlocks: 3, TotalBlocks: 100}},
-		"0.5.23, one rank":    {"9b" + tag + "0203" + "21" + "cd0640" + "c0" + "4d" + "0000000000"[:8], &Load{Running: 2, Waiting: 3, WaitingTokens: n(77), UsedBlocks: 3, TotalBlocks: 100}},
-		"appended later":      {"99" + tag + "0203" + "2100" + "c0" + "4d" + "c0" + "91a178", &Load{Running: 2, Waiting: 3, WaitingTokens: n(77)}},
+		"0.5.19": {"96" + tag + "0203" + "21" + "cd0640" + "00",
+			&Load{Running: 2, Waiting: 3, UsedBlocks: 3, TotalBlocks: 100}},
+		"0.5.23, one rank": {"9b" + tag + "0203" + "21" + "cd0640" + "c0" + "4d" + "00000000",
+			&Load{Running: 2, Waiting: 3, WaitingTokens: n(77), UsedBlocks: 3, TotalBlocks: 100}},
+		"appended later": {"99" + tag + "0203" + "2100" + "c0" + "4d" + "c0" + "91a178",
+			&Load{Running: 2, Waiting: 3, WaitingTokens: n(77)}},
 		"another tag":         {"96" + "a84c6f616453746175" + "020321000000", nil},
 		"too short":           {"95" + tag + "02032100", nil},
 		"a negative number":   {"96" + tag + "ff032100c0", nil},

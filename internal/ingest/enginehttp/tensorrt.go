@@ -8,7 +8,8 @@ import (
 	"strconv"
 )
 
-// TensorRTSource is the source of TensorRT-LLM's loads. The settings of trtllm-serve are read like those of an old vLLM.
+// TensorRTSource is the source of TensorRT-LLM's loads. The settings of trtllm-serve are read like those of an old
+// vLLM.
 const TensorRTSource = "tensorrt-llm"
 
 // iteration contains the decoded fields of an iteration's statistics (NVIDIA/TensorRT-LLM ›
