@@ -5,11 +5,11 @@
 // [Machine] interprets the messages of the log: new events of a rank, the end of an incarnation, and gaps after which
 // the rank must be cleared. partition decides the node's next action for one partition: restore, catch up, serve,
 // request a resync, write a snapshot. Both are state machines without goroutines or clocks, so tests can replay them.
-// [Node] adds the waiting. Every kept partition has an owner, a goroutine that performs the action of the partition's
+// [Node] adds the waiting. Every kept partition has a runner, a goroutine that performs the action of the partition's
 // phase.
 //
 //	        restore                 read                      save
-//	bucket ─────────▶  owner   ◀──────────── log      saver ─────────▶ bucket
+//	bucket ─────────▶  runner  ◀──────────── log      saver ─────────▶ bucket
 //	                     │ work                         │ capture, then export in small steps
 //	                     ▼                              ▼
 //	                  writer of the partition's shard: owns its Machine and writes to its index

@@ -90,7 +90,7 @@ func TestCopiesProblemEnds(t *testing.T) {
 func TestANodeBecomesReady(t *testing.T) {
 	reported := 0
 	away := partition{phase: &absent{}}
-	n := &Node{parts: []*owner{{partition: away}, {partition: away}}, cfg: Config{Shared: true}}
+	n := &Node{parts: []*runner{{partition: away}, {partition: away}}, cfg: Config{Shared: true}}
 	n.cfg.Ready = func() { reported++ }
 	n.unready.Store(2)
 	for _, step := range []struct {

@@ -14,9 +14,9 @@ import (
 )
 
 // A single node keeps all partitions. A node of a cluster keeps the partitions that the cluster assigns to the node.
-// All remaining partitions are absent from the index and from answers. Every kept partition has a goroutine, the owner,
-// for the action of the partition's phase (partition.go). A partition is absent to queries as soon as Keep excludes it,
-// and can be restored again only when empty.
+// All remaining partitions are absent from the index and from answers. Every kept partition has a goroutine, the
+// runner, for the action of the partition's phase (partition.go). A partition is absent to queries as soon as Keep
+// excludes it, and can be restored again only when empty.
 
 // Keep sets the partitions that the node keeps from now on. Keep starts the restore of new partitions, removes
 // partitions outside the set, and returns immediately. A node with Shared in its Config implements [cluster.Keeper].
@@ -26,53 +26,53 @@ func (n *Node) Keep(set cluster.Set) {
 	for p := range n.parts {
 		p := events.Partition(p)
 		n.step(p, func(pt *partition) effects { return pt.keep(set.Has(p)) })
-		n.startOwner(p)
+		n.startRunner(p)
 	}
 	n.assigned.Store(true)
 	n.checkReady()
 }
 
-// startOwner starts the owner of a kept partition without one. Called with n.keeping held.
-func (n *Node) startOwner(p events.Partition) {
-	o := n.parts[p]
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	_, nothing := o.phase.(*absent)
-	if nothing || o.running || n.running == nil || n.running.Err() != nil {
+// startRunner starts the runner of a kept partition without one. Called with n.keeping held.
+func (n *Node) startRunner(p events.Partition) {
+	part := n.parts[p]
+	part.mu.Lock()
+	defer part.mu.Unlock()
+	_, nothing := part.phase.(*absent)
+	if nothing || part.running || n.running == nil || n.running.Err() != nil {
 		return
 	}
-	o.running = true
+	part.running = true
 	ctx := n.running
-	n.owners.Go(func() { n.own(ctx, p) })
+	n.runners.Go(func() { n.runPartition(ctx, p) })
 }
 
-// startOwners starts the owners of kept partitions. wait returns after the end of all owners, once ctx has ended.
-func (n *Node) startOwners(ctx context.Context) (wait func()) {
+// startRunners starts the runners of kept partitions. wait returns after the end of all runners, once ctx has ended.
+func (n *Node) startRunners(ctx context.Context) (wait func()) {
 	n.keeping.Lock()
 	defer n.keeping.Unlock()
 	n.running = ctx
 	for p := range n.parts {
-		n.startOwner(events.Partition(p))
+		n.startRunner(events.Partition(p))
 	}
 	return func() {
 		n.keeping.Lock()
 		n.running = nil
 		n.keeping.Unlock()
-		n.owners.Wait()
+		n.runners.Wait()
 	}
 }
 
-// own performs the actions of a partition's phases until the partition is absent or ctx ends. After the end of ctx the
+// runPartition performs the actions of a partition's phases until the partition is absent or ctx ends. After the end of ctx the
 // index keeps the partition for the last snapshot.
-func (n *Node) own(ctx context.Context, p events.Partition) {
-	o := n.parts[p]
+func (n *Node) runPartition(ctx context.Context, p events.Partition) {
+	part := n.parts[p]
 	for ctx.Err() == nil {
 		doing, cancel := context.WithCancel(ctx)
-		o.mu.Lock()
-		ph, wait := o.phase, time.Until(o.notBefore)
+		part.mu.Lock()
+		ph, wait := part.phase, time.Until(part.notBefore)
 		_, nothing := ph.(*absent)
-		o.running, o.cancel = !nothing, cancel
-		o.mu.Unlock()
+		part.running, part.cancel = !nothing, cancel
+		part.mu.Unlock()
 		if wait > 0 {
 			loop.Wait(doing, wait)
 		}
@@ -177,10 +177,10 @@ func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
 }
 
 func (n *Node) keeps(p events.Partition) bool {
-	o := n.parts[p]
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.phase.data() != nil
+	part := n.parts[p]
+	part.mu.Lock()
+	defer part.mu.Unlock()
+	return part.phase.data() != nil
 }
 
 func (n *Node) kept() (list []events.Partition) {
@@ -233,21 +233,21 @@ func (n *Node) checkReady() {
 // Advertisement returns the partitions and models that the node serves now, for the cluster.
 func (n *Node) Advertisement() (st cluster.Advertisement) {
 	now := time.Now()
-	for p, o := range n.parts {
+	for p, part := range n.parts {
 		p := events.Partition(p)
 		n.tick(now, p)
-		o.mu.Lock()
-		if o.serves() {
-			if o.behind() {
+		part.mu.Lock()
+		if part.serves() {
+			if part.behind() {
 				st.Behind.Add(p)
 			} else {
 				st.Ready.Add(p)
 			}
-			if o.phase.data().saved.left(now) {
+			if part.phase.data().saved.left(now) {
 				st.Failing.Add(p)
 			}
 		}
-		o.mu.Unlock()
+		part.mu.Unlock()
 	}
 	models := map[string]cluster.Set{}
 	for model, list := range n.view().Models {

@@ -125,7 +125,7 @@ type Restored struct {
 // queries and writes snapshots.
 //
 // Partitions are distributed over shards. A shard has an index, a machine, and one goroutine, the writer, which owns
-// index and machine and receives work from a bounded queue. A partition has an owner, which restores the partition,
+// index and machine and receives work from a bounded queue. A partition has a runner, which restores the partition,
 // reads the log and passes messages to the writer. One goroutine writes snapshots in small steps. Queries run in the
 // goroutines of the callers.
 type Node struct {
@@ -137,13 +137,13 @@ type Node struct {
 	notifier      notifier
 	modelsChanged chan struct{} // of ModelsChanged
 	started       time.Time
-	parts         []*owner
+	parts         []*runner
 	ready         atomic.Bool
 	saving        sync.Mutex // held by a snapshot, or while a partition is emptied
 
-	keeping  sync.Mutex      // guards the wanted partitions; locked before an owner
+	keeping  sync.Mutex      // guards the wanted partitions; locked before a runner
 	running  context.Context // set while Run runs
-	owners   sync.WaitGroup  // the partitions' goroutines
+	runners  sync.WaitGroup  // the partitions' goroutines
 	assigned atomic.Bool     // the wanted partitions are known
 
 	unready atomic.Int32  // wanted partitions that do not serve
@@ -177,12 +177,12 @@ func (w *work) run(m *Machine) {
 	close(w.done)
 }
 
-// owner performs the decisions of one partition's state machine. Goroutines of the node step the machine with
+// runner performs the decisions of one partition's state machine. Goroutines of the node step the machine with
 // [Node.step].
-type owner struct {
+type runner struct {
 	mu sync.Mutex // guards all fields below
 	partition
-	running bool   // the owner's goroutine runs
+	running bool   // the goroutine runs
 	cancel  func() // interrupts the action of the present phase
 }
 
@@ -202,7 +202,7 @@ func New(cfg Config) *Node {
 		snapshotBlocks: cfg.SnapshotBlocks, resyncPause: cfg.ResyncPause, newID: rand.Text,
 	}
 	for p := range partitions {
-		n.parts = append(n.parts, &owner{partition: partition{policy: of, phase: &absent{}}})
+		n.parts = append(n.parts, &runner{partition: partition{policy: of, phase: &absent{}}})
 		if !cfg.Shared {
 			n.step(events.Partition(p), func(pt *partition) effects { return pt.keep(true) })
 		}
@@ -225,7 +225,7 @@ func (n *Node) Run(ctx context.Context) {
 	for _, s := range n.shards {
 		writers.Go(func() { n.write(running, s) })
 	}
-	waitForOwners := n.startOwners(ctx)
+	waitForOwners := n.startRunners(ctx)
 	others.Go(func() { n.saveWhenDue(ctx) })
 	others.Go(func() { n.resyncWhenNeeded(ctx) })
 	others.Go(func() { n.watchCapacity(ctx) })
@@ -317,17 +317,17 @@ func (n *Node) deliver(ctx context.Context, p events.Partition, u jetstream.Upda
 
 // step steps a partition's machine and performs the effects without waiting. step is safe for concurrent use.
 func (n *Node) step(p events.Partition, f func(*partition) effects) {
-	o := n.parts[p]
-	o.mu.Lock()
-	owed, lapses := o.owed(), o.lapses
-	e := f(&o.partition)
-	now := o.owed()
+	part := n.parts[p]
+	part.mu.Lock()
+	owed, lapses := part.owed(), part.lapses
+	e := f(&part.partition)
+	now := part.owed()
 	n.unready.Add(now - owed)
-	n.lapses.Add(o.lapses - lapses)
-	if e.interrupt && o.cancel != nil {
-		o.cancel()
+	n.lapses.Add(part.lapses - lapses)
+	if e.interrupt && part.cancel != nil {
+		part.cancel()
 	}
-	o.mu.Unlock()
+	part.mu.Unlock()
 	n.report(p, &e)
 	if owed > 0 && now == 0 {
 		n.checkReady()
@@ -360,17 +360,17 @@ func (n *Node) progress(out []progress) []progress {
 	if aged { // most queries need no clock
 		now = time.Now()
 	}
-	for p, o := range n.parts {
+	for p, part := range n.parts {
 		reflects := progress{seq: n.applied(events.Partition(p))}
-		o.mu.Lock()
-		reflects.whole, reflects.resync, reflects.lapses = o.serves(), o.need() != nil, o.lapses
-		if k := o.phase.data(); k != nil {
+		part.mu.Lock()
+		reflects.whole, reflects.resync, reflects.lapses = part.serves(), part.need() != nil, part.lapses
+		if k := part.phase.data(); k != nil {
 			reflects.epoch = k.epoch.Time()
 		}
 		if aged {
-			reflects.stale = o.age(now)
+			reflects.stale = part.age(now)
 		}
-		o.mu.Unlock()
+		part.mu.Unlock()
 		out = append(out, reflects)
 	}
 	return out

@@ -42,7 +42,7 @@ func TestNotifierWakesEveryWaiter(t *testing.T) {
 // a worker of the node forever.
 func TestMinSeqIsNotWaitedForWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &Node{shards: []*shard{{machine: NewMachine(nil, 1)}}, parts: []*owner{{}}}
+		n := &Node{shards: []*shard{{machine: NewMachine(nil, 1)}}, parts: []*runner{{}}}
 		n.parts[0].phase = &restoring{kept: &kept{}}
 		begun := time.Now()
 		err := n.waitFor(t.Context(), api.PartitionSeq{Partition: 0, Seq: 5})

@@ -10,7 +10,7 @@ import (
 )
 
 // partition decides the node's actions for one partition. The type is a state machine: no method starts a goroutine,
-// waits, or reads a clock. The owner performs the action of the phase and the [effects] of every step. Methods without
+// waits, or reads a clock. The runner performs the action of the phase and the [effects] of every step. Methods without
 // effects as the result change nothing.
 //
 //	absent ──keep──▶ restoring ──restored──▶ catchingUp ──CaughtUp──▶ serving
@@ -29,7 +29,7 @@ type partition struct {
 	wanted    bool // set by Keep
 	phase     phase
 	lapses    uint64    // counts the ends of serving
-	notBefore time.Time // the owner delays the action of the phase until then
+	notBefore time.Time // the runner delays the action of the phase until then
 }
 
 // policy holds the settings common to all partitions of a node.
@@ -41,7 +41,7 @@ type policy struct {
 	newID            func() string // makes ids of resync requests
 }
 
-// phase determines the owner's action: none (absent), drop the partition from the index (emptying), restore the
+// phase determines the runner's action: none (absent), drop the partition from the index (emptying), restore the
 // partition (restoring), or read the log (catchingUp and serving). A type has the data of the phase.
 type phase interface {
 	state() api.PartitionState
@@ -102,7 +102,7 @@ func (absent) data() *kept   { return nil }
 func (emptying) data() *kept { return nil }
 func (k *kept) data() *kept  { return k }
 
-// effects are the requests of a step to the partition's owner, and the results to report.
+// effects are the requests of a step to the partition's runner, and the results to report.
 type effects struct {
 	interrupt bool // stop the present action and begin the action of the present phase
 

@@ -29,7 +29,7 @@ func servingAt(epoch jetstream.Epoch) phase {
 }
 
 // virtual is a partition's machine in virtual time, with a log, an index, a bucket with one snapshot, shims, and an
-// owner that is sometimes slow or fails. Its second half derives the expected state from the actual events.
+// runner that is sometimes slow or fails. Its second half derives the expected state from the actual events.
 type virtual struct {
 	*rapid.T
 	*rand.Rand
@@ -44,7 +44,7 @@ type virtual struct {
 	snap        *snapshot.Manifest // in the bucket
 	snapEpoch   jetstream.Epoch
 
-	doing  phase // by the owner; nil: nothing
+	doing  phase // by the runner; nil: nothing
 	left   int   // steps until the end of doing
 	reader *virtualReader
 
@@ -83,7 +83,7 @@ func (v *virtual) chance(percent int) bool { return v.IntN(100) < percent }
 // from returns a number from least to most.
 func (v *virtual) from(least, most int) int { return least + v.IntN(most-least+1) }
 
-// do performs a step's effects as the owner would.
+// do performs a step's effects as the runner would.
 func (v *virtual) do(e effects) {
 	if e.interrupt {
 		v.doing, v.reader = nil, nil
@@ -103,7 +103,7 @@ func (v *virtual) do(e effects) {
 	}
 }
 
-// own is one step of the owner.
+// own is one step of the runner.
 func (v *virtual) own() {
 	if v.doing == nil {
 		if r := v.pt.reading(); r != nil && r.missing && v.chance(50) { // messages of the previous reader still arrive

@@ -123,13 +123,13 @@ func (n *Node) resyncWhenNeeded(ctx context.Context) {
 
 // resyncDue updates the missing ranks of a partition, and returns the due round of requests; nil if no round is due.
 func (n *Node) resyncDue(ctx context.Context, p events.Partition, now time.Time) (r *round) {
-	o := n.parts[p]
-	o.mu.Lock()
-	serves, answered := o.serves(), map[events.RankKey]events.Incarnation(nil)
-	if d := o.need(); d != nil {
+	part := n.parts[p]
+	part.mu.Lock()
+	serves, answered := part.serves(), map[events.RankKey]events.Incarnation(nil)
+	if d := part.need(); d != nil {
 		answered = d.answered
 	}
-	o.mu.Unlock()
+	part.mu.Unlock()
 	var partial []partialRank
 	begun := false
 	if !serves || n.do(ctx, p, func(m *Machine) { partial, begun = m.partials(p), m.begun(p, answered) }) != nil {

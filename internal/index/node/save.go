@@ -114,12 +114,12 @@ func (n *Node) saveWhenDue(ctx context.Context) {
 
 func (n *Node) due(ctx context.Context, now time.Time) (due []events.Partition) {
 	for p, grown := range n.grown(ctx) {
-		o := n.parts[p]
-		o.mu.Lock()
-		if n.writes(events.Partition(p)) && o.snapshotDue(now, grown) {
+		part := n.parts[p]
+		part.mu.Lock()
+		if n.writes(events.Partition(p)) && part.snapshotDue(now, grown) {
 			due = append(due, events.Partition(p))
 		}
-		o.mu.Unlock()
+		part.mu.Unlock()
 	}
 	return due
 }
@@ -141,10 +141,10 @@ func (n *Node) grown(ctx context.Context) []growth {
 // saveChanged writes a snapshot of every partition with changes since the last snapshot, for a faster next start.
 func (n *Node) saveChanged(ctx context.Context) {
 	for p, grown := range n.grown(ctx) {
-		o := n.parts[p]
-		o.mu.Lock()
-		worth := o.worthSaving(grown) && n.writes(events.Partition(p))
-		o.mu.Unlock()
+		part := n.parts[p]
+		part.mu.Lock()
+		worth := part.worthSaving(grown) && n.writes(events.Partition(p))
+		part.mu.Unlock()
 		if worth && ctx.Err() == nil {
 			n.saveAndReport(ctx, events.Partition(p))
 		}
@@ -198,15 +198,15 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		return info, fmt.Errorf("look at the log: %w", err)
 	}
 	log := describeLog(n.cfg.Namespace, stream)
-	o := n.parts[p]
-	o.mu.Lock()
-	s, ok := o.phase.(*serving)
+	part := n.parts[p]
+	part.mu.Lock()
+	s, ok := part.phase.(*serving)
 	if !ok {
-		o.mu.Unlock()
+		part.mu.Unlock()
 		return info, errors.New("the partition is not restored and caught up")
 	}
 	runIndex, same := s.saved.runIndex, s.epoch == stream.Epoch
-	o.mu.Unlock()
+	part.mu.Unlock()
 	if !same {
 		return info, errOtherLog
 	}

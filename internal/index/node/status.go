@@ -216,25 +216,25 @@ func (n *Node) addModels(s *api.Status) {
 // partitionStatus returns the status of a partition, without the ranks, and adds its problems to found. It returns
 // false if the node no longer keeps the partition.
 func (n *Node) partitionStatus(p events.Partition, at progress, found *problems) (d api.PartitionDetail, kept bool) {
-	o := n.parts[p]
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	k := o.phase.data()
+	part := n.parts[p]
+	part.mu.Lock()
+	defer part.mu.Unlock()
+	k := part.phase.data()
 	if k == nil {
 		return d, false
 	}
 	d = api.PartitionDetail{
-		PartitionStatus: at.status(p), State: o.phase.state(), LogLast: max(k.last, at.seq),
+		PartitionStatus: at.status(p), State: part.phase.state(), LogLast: max(k.last, at.seq),
 		SnapshotSeq: k.saved.seq, SnapshotTime: k.saved.written, SnapshotSize: k.saved.size,
 		RestoredFrom: k.restored.Seq, RestoreMS: float64(k.restored.Took.Microseconds()) / 1000,
-		Log: k.usage.api(), Behind: o.behind(), Writer: n.writer(p),
+		Log: k.usage.api(), Behind: part.behind(), Writer: n.writer(p),
 	}
 	d.Lag = uint64(d.LogLast - at.seq)
 	if k.err != nil {
 		d.State = api.PartitionUnavailable
 	}
-	n.addLogProblems(o, &d, at, found)
-	if need := o.need(); need != nil {
+	n.addLogProblems(part, &d, at, found)
+	if need := part.need(); need != nil {
 		found.add(p, "resync needed", need.why(), seeResync)
 	}
 	switch err := k.saved.problem(); {
@@ -247,9 +247,9 @@ func (n *Node) partitionStatus(p events.Partition, at progress, found *problems)
 	return d, true
 }
 
-// addLogProblems adds the problems of a partition with its log. The caller holds o.mu.
-func (n *Node) addLogProblems(o *owner, d *api.PartitionDetail, at progress, found *problems) {
-	k, p, old := o.phase.data(), d.Partition, ""
+// addLogProblems adds the problems of a partition with its log. The caller holds part.mu.
+func (n *Node) addLogProblems(part *runner, d *api.PartitionDetail, at progress, found *problems) {
+	k, p, old := part.phase.data(), d.Partition, ""
 	if at.stale > 0 && at.whole {
 		old = fmt.Sprintf("the state is %s old; answers contain the age (stale_ms)", inWords(at.stale))
 	}
@@ -264,7 +264,7 @@ func (n *Node) addLogProblems(o *owner, d *api.PartitionDetail, at progress, fou
 	case old != "" && k.usage.refused == nil: // a refused write is the reason otherwise, and is reported already
 		found.add(p, logUnheard, old, seeNATS)
 	}
-	if r := o.reading(); r != nil && r.rereading {
+	if r := part.reading(); r != nil && r.rereading {
 		found.add(p, "messages were lost between the log and the index; the log is read again from the first missing "+
 			"message", "", seeWait)
 	}

@@ -176,7 +176,7 @@ func TestFullDiskIsReportedOnce(t *testing.T) {
 			}
 			return errors.New(c.health)
 		}}}
-		n.parts = []*owner{{partition: partition{phase: &restoring{kept: &kept{usage: usage{refused: c.log}}}}}}
+		n.parts = []*runner{{partition: partition{phase: &restoring{kept: &kept{usage: usage{refused: c.log}}}}}}
 		n.capacity.bucket.refused = c.bucket
 		got := n.capacityProblems()
 		if !slices.EqualFunc(got, c.want, strings.HasPrefix) {
