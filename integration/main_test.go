@@ -6,4 +6,4 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) { harness.MainOf(m, 12) }

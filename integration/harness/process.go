@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -38,12 +39,14 @@ var programs struct {
 	err error
 }
 
-// atATime is the number of concurrent tests of a package without -parallel: tests mostly wait for programs.
-const atATime = "8"
+// Main runs the tests of a package that starts programs, eight at a time, and removes the built programs. TestMain calls
+// Main.
+func Main(m *testing.M) { MainOf(m, 8) }
 
-// Main runs the tests of a package that starts programs, and removes the built programs. TestMain calls Main.
-func Main(m *testing.M) {
-	if err := flag.Set("test.parallel", atATime); err != nil {
+// MainOf is [Main] with another number of concurrent tests, if the flag -parallel is not given. Tests mostly wait for
+// programs.
+func MainOf(m *testing.M, atATime int) {
+	if err := flag.Set("test.parallel", strconv.Itoa(atATime)); err != nil {
 		panic(err)
 	}
 	status := m.Run()
