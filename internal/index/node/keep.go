@@ -62,8 +62,8 @@ func (n *Node) startRunners(ctx context.Context) (wait func()) {
 	}
 }
 
-// runPartition performs the actions of a partition's phases until the partition is absent or ctx ends. After the end of ctx the
-// index keeps the partition for the last snapshot.
+// runPartition performs the actions of a partition's phases until the partition is absent or ctx ends. After the end of
+// ctx the index keeps the partition for the last snapshot.
 func (n *Node) runPartition(ctx context.Context, p events.Partition) {
 	part := n.parts[p]
 	for ctx.Err() == nil {
