@@ -39,8 +39,8 @@ var programs struct {
 	err error
 }
 
-// Main runs the tests of a package that starts programs, eight at a time, and removes the built programs. TestMain calls
-// Main.
+// Main runs the tests of a package that starts programs, eight at a time, and removes the built programs. TestMain
+// calls Main.
 func Main(m *testing.M) { MainOf(m, 8) }
 
 // MainOf is [Main] with another number of concurrent tests, if the flag -parallel is not given. Tests mostly wait for
