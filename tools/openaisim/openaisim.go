@@ -1,6 +1,6 @@
-// Package openaisim simulates the HTTP API of an engine for tests of gateways and demonstrations: completions and chats
-// of OpenAI's API with and without streams, the number of cached prompt tokens, and the tokens of a text. A word is a
-// token. All tokens of an answer are the same word.
+// Package openaisim simulates the HTTP API of an engine for tests of gateways and demonstrations: completions, chats,
+// Responses, Messages, embeddings, scores and reranking, with and without streams, the number of cached prompt tokens,
+// and the tokens of a text. By default, a word is a token. All tokens of an answer are the same word.
 //
 //	e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: "sim", BlockSize: 16, Tokens: 4})
 //	defer e.Kill()
@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,9 @@ type Options struct {
 	BlockSize int           // tokens of a cache block
 	Tokens    int           // of an answer
 	Delay     time.Duration // before every token of an answer
+
+	// Encode returns the tokens of a text. By default, a word is a token.
+	Encode func(text string) []uint32
 
 	// Serve stores a prompt and its answer in the cache and returns the number of the prompt's cached blocks. The method
 	// of an [enginesim.Engine] also announces the blocks. The default is a cache without events.
@@ -61,9 +65,14 @@ func Start(listen string, o Options) (*Engine, error) {
 	if e.Serve == nil {
 		e.Serve = e.serve
 	}
+	if e.Encode == nil {
+		e.Encode = words
+	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/completions", e.complete)
-	mux.HandleFunc("POST /v1/chat/completions", e.complete)
+	for _, path := range []string{"completions", "chat/completions", "responses", "messages", "embeddings", "score",
+		"rerank"} {
+		mux.HandleFunc("POST /v1/"+path, e.complete)
+	}
 	mux.HandleFunc("POST /tokenize", e.tokenize)
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, `{"object":"list","data":[{"id":%q,"object":"model"}]}`, o.Model)
@@ -109,14 +118,6 @@ func (e *Engine) serve(prompt, answer []uint32) (hit int, err error) {
 	return hit, nil
 }
 
-// request has the fields that the engine reads.
-type request struct {
-	Model    string
-	Prompt   json.RawMessage
-	Messages []struct{ Role, Content string }
-	Stream   bool
-}
-
 // word is the token of a word.
 func word(s string) uint32 {
 	h := fnv.New32a()
@@ -124,52 +125,35 @@ func word(s string) uint32 {
 	return h.Sum32() % 128_000
 }
 
-// tokens returns the tokens of the prompt. A chat has a token before the messages, a token after every message, and a
-// token before the answer.
-func (q *request) tokens() (tokens []uint32, err error) {
-	words := func(text string) {
-		for _, w := range strings.Fields(text) {
-			tokens = append(tokens, word(w))
-		}
+// words is the default of [Options].Encode.
+func words(text string) (tokens []uint32) {
+	for _, w := range strings.Fields(text) {
+		tokens = append(tokens, word(w))
 	}
-	if q.Prompt == nil {
-		for _, m := range q.Messages {
-			tokens = append(tokens, word("<|"+m.Role+"|>"))
-			words(m.Content)
-			tokens = append(tokens, word("<|end|>"))
-		}
-		return append(tokens, word("<|assistant|>")), nil
-	}
-	if json.Unmarshal(q.Prompt, &tokens) == nil {
-		return tokens, nil
-	}
-	var text string
-	if err := json.Unmarshal(q.Prompt, &text); err != nil {
-		return nil, err
-	}
-	words(text)
-	return tokens, nil
+	return tokens
 }
 
 // read reads a request, and sends the reply for an invalid request.
-func (e *Engine) read(w http.ResponseWriter, r *http.Request) (q request, prompt []uint32, ok bool) {
+func (e *Engine) read(w http.ResponseWriter, r *http.Request) (q request, prompts [][]uint32, ok bool) {
 	body, err := io.ReadAll(r.Body)
 	if err == nil {
 		err = json.Unmarshal(body, &q)
 	}
+	q.path = r.URL.Path
 	if err == nil {
-		prompt, err = q.tokens()
+		prompts, err = e.prompts(&q)
 	}
 	if err != nil || q.Model != e.Model {
 		http.Error(w, fmt.Sprintf(`{"error":{"message":"model %q: %v"}}`, q.Model, err), http.StatusBadRequest)
 		return q, nil, false
 	}
-	return q, prompt, true
+	return q, prompts, true
 }
 
 // tokenize answers as vLLM does.
 func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
-	if _, prompt, ok := e.read(w, r); ok {
+	if _, prompts, ok := e.read(w, r); ok {
+		prompt := slices.Concat(prompts...)
 		_ = json.NewEncoder(w).Encode(map[string]any{"count": len(prompt), "max_model_len": 1 << 20, "tokens": prompt})
 	}
 }
@@ -180,58 +164,53 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"error":{"message":"the engine fails"}}`, status)
 		return
 	}
-	q, prompt, ok := e.read(w, r)
+	q, prompts, ok := e.read(w, r)
 	if !ok {
 		return
 	}
-	answer := make([]uint32, e.Tokens)
-	for i := range answer {
-		answer[i] = word("x")
+	tokens := e.Tokens
+	if q.is("/embeddings") || q.is("/score") || q.is("/rerank") {
+		tokens = 0
 	}
-	hit, err := e.Serve(prompt, answer)
-	if err != nil {
-		http.Error(w, fmt.Sprintf(`{"error":{"message":%q}}`, err), http.StatusServiceUnavailable)
-		return
+	answer := slices.Repeat([]uint32{word("x")}, tokens)
+	length, cached := 0, 0
+	for _, prompt := range prompts {
+		hit, err := e.Serve(prompt, answer)
+		if err != nil {
+			http.Error(w, fmt.Sprintf(`{"error":{"message":%q}}`, err), http.StatusServiceUnavailable)
+			return
+		}
+		length, cached = length+len(prompt), cached+hit*e.BlockSize
 	}
-	usage := fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`,
-		len(prompt), e.Tokens, hit*e.BlockSize)
+	form := q.form(length, cached, tokens)
 	w.Header().Set("X-Engine", e.Addr)
 	if q.Prompt != nil && q.Prompt[0] == '[' {
 		w.Header().Set("X-Token-Ids", "true") // the prompt of a completion
 	}
 	out := http.NewResponseController(w)
+	send := func(text string) bool {
+		e.begin(r)
+		_, _ = io.WriteString(w, text) // Flush returns the error
+		return out.Flush() == nil
+	}
 	if q.Stream {
 		w.Header().Set("Content-Type", "text/event-stream")
 	} else {
 		w.Header().Set("Content-Type", "application/json")
 	}
-	for range e.Tokens {
+	for i := range tokens {
 		select {
 		case <-time.After(e.Delay):
 		case <-r.Context().Done():
 			return
 		}
-		if q.Stream {
-			e.begin(r)
-			fmt.Fprintf(w, "data: %s\n\n", q.choices("delta", "x "))
-			if out.Flush() != nil {
-				return
-			}
+		if q.Stream && (i == 0 && form.first != "" && !send(form.first) || !send(form.token)) {
+			return
 		}
 	}
-	e.begin(r)
 	if q.Stream {
-		fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
+		send(form.last)
 	} else {
-		text := q.choices("message", strings.Repeat("x ", e.Tokens))
-		fmt.Fprintf(w, "%s,\"usage\":%s}", strings.TrimSuffix(text, "}"), usage)
+		send(form.whole)
 	}
-}
-
-// choices returns the object of an answer's text. name is the field of the text in a chat.
-func (q *request) choices(name, text string) string {
-	if q.Prompt == nil {
-		return fmt.Sprintf(`{"choices":[{"index":0,%q:{"role":"assistant","content":%q}}]}`, name, text)
-	}
-	return fmt.Sprintf(`{"choices":[{"index":0,"text":%q}]}`, text)
 }

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/tools/envoy"
 	"github.com/kvatlas/kvatlas/tools/openaisim"
@@ -50,12 +49,18 @@ func start(t *testing.T, edits ...string) *gateway {
 // startWith is start with further flags of the indexer.
 func startWith(t *testing.T, flags []string, edits ...string) *gateway {
 	t.Helper()
+	return startFleet(t, openaisim.Options{Delay: 2 * time.Millisecond}, flags, edits...)
+}
+
+// startFleet is startWith with other engines. o has the options of the engines without the model.
+func startFleet(t *testing.T, o openaisim.Options, flags []string, edits ...string) *gateway {
+	t.Helper()
+	o.Model, o.BlockSize, o.Tokens = model, blockSize, 4
 	g := &gateway{t: t, indexer: harness.StartIndexer(t, t.TempDir(), "", append([]string{"--grpc-listen", "127.0.0.1:0",
 		"--guess-ttl", "1h"}, flags...)...)}
 	var addresses []string
 	for i := range 3 {
-		e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: model, BlockSize: blockSize, Tokens: 4,
-			Delay: 2 * time.Millisecond})
+		e, err := openaisim.Start("127.0.0.1:0", o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -351,34 +356,6 @@ func TestEngineFails(t *testing.T) {
 				return err == nil && !strings.HasSuffix(strings.TrimSpace(stats), ": 0"), stats
 			})
 		})
-	}
-}
-
-// TestClientsGo disconnects clients before and during their answers. Their loads end, without a problem or a failure.
-func TestClientsGo(t *testing.T) {
-	g := start(t)
-	var all sync.WaitGroup
-	for i := range 40 {
-		all.Go(func() {
-			client := http.Client{Timeout: time.Duration(1+i/4) * time.Millisecond}
-			reply, err := client.Post(g.url+"/v1/completions", "application/json",
-				strings.NewReader(completion(true, harness.Tokens(i*1000, 640))))
-			if err == nil {
-				_, _ = io.Copy(io.Discard, reply.Body) // the body ends early
-				reply.Body.Close()
-			}
-		})
-	}
-	all.Wait()
-	g.idle()
-	s := harness.Status(t, g.indexer.NATS)
-	for _, r := range s.Requests {
-		if r.Operation == "Process" && r.Outcome != ops.OK && r.Outcome != ops.Canceled {
-			t.Errorf("counted as %+v", r)
-		}
-	}
-	if len(s.Problems) > 0 {
-		t.Errorf("problems: %q", s.Problems)
 	}
 }
 

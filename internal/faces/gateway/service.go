@@ -46,6 +46,10 @@ type Config struct {
 	// Resolve returns the model and adapter for a model name in a request. Its error is an [api.Error].
 	Resolve func(name string) (registry.Target, error)
 
+	// Estimates estimates the length of prompts without tokens, and learns from the numbers of the engines. The default
+	// is an Estimator of the Service alone.
+	Estimates *fields.Estimator
+
 	Text bool // Select tokenizes texts; without it, requests with a text are chosen by load
 
 	// Templates means that Select runs chat templates of requests. Otherwise requests with a template are chosen by
@@ -100,6 +104,7 @@ func New(cfg Config) *Service {
 	cfg.Fallbacks = cmp.Or(cfg.Fallbacks, 2)
 	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
 	cfg.Expiry = cmp.Or(cfg.Expiry, 300*time.Second)
+	cfg.Estimates = cmp.Or(cfg.Estimates, &fields.Estimator{})
 	return &Service{cfg: cfg, bodies: &web.Intake{Most: cfg.MaxBodies}}
 }
 
@@ -236,7 +241,8 @@ type booking struct {
 
 	prefill uint64 // tokens that the chosen worker computes, if another worker answers: without its reuse
 
-	estimated uint64 // tokens of all prompts; 0: unknown, or the estimate covers only a part
+	estimated uint64        // tokens of all prompts; 0: unknown, or the estimate covers only a part
+	length    fields.Length // of all prompts, with estimated
 
 	alive *renewal
 }
@@ -303,6 +309,7 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	}
 	if e.PromptTokens > 0 && b.estimated > 0 {
 		s.cfg.Metrics.PromptCompared(b.ref.Model, b.estimated, e.PromptTokens, e.CompletionTokens)
+		s.cfg.Estimates.Learn(b.ref.Model, &b.length, e.PromptTokens)
 	}
 	if e.Free {
 		b.alive.stop()
@@ -372,15 +379,16 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	switch {
 	case !r.Prompted() || r.Tokens == nil && !s.cfg.Text:
 		q.Unsupported = len(r.Unsupported) > 0
-		q.ISLTokens = r.Length // a salt requires tokens; the adapter restricts the candidates
+		// A salt requires tokens. The adapter restricts the candidates.
+		q.ISLTokens = max(1, s.cfg.Estimates.Tokens(q.Model, &r.Length))
 		s.cfg.Metrics.Unsupported(string(r.API), r.Unsupported)
 	case r.Tokens != nil:
 		q.Tokens, q.CacheSalt = r.Tokens, r.Salt
-		if r.Further > 0 {
-			q.ISLTokens = uint64(len(r.Tokens)) + r.Further
+		if further := s.cfg.Estimates.Tokens(q.Model, &r.Further); further > 0 {
+			q.ISLTokens = uint64(len(r.Tokens)) + further
 		}
 	default:
-		q.Text, q.CacheSalt, q.ISLTokens = &r.Text, r.Salt, r.Further
+		q.Text, q.CacheSalt, q.ISLTokens = &r.Text, r.Salt, s.cfg.Estimates.Tokens(q.Model, &r.Further)
 	}
 	forward := s.cfg.ForwardTokens && q.Text == &r.Text && a.API == fields.Completions && q.LoRA == ""
 	r.Text.ReturnTokenIDs = forward
@@ -401,7 +409,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 		b.prefill = chosen.ISLTokens
 	}
 	if !r.Partial {
-		b.estimated = chosen.ISLTokens
+		b.estimated, b.length = chosen.ISLTokens, r.Length
 	}
 	if t := chosen.Tokenization; t != nil {
 		r.Unsupported = t.UnsupportedFields

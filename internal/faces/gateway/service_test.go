@@ -224,7 +224,7 @@ func TestChoices(t *testing.T) {
 		"a response that continues another": {
 			[]string{from + " /v1/responses", `body {"model":"m","input":"hi","previous_response_id":"resp_1"}`}, nil,
 			[]string{"<- headers", "unsupported responses [previous_response_id]",
-				`select r1 m tokens [] isl 3 lora "" salt "" of ` + all + " session resp_1",
+				`select r1 m tokens [] isl 7 lora "" salt "" of ` + all + " session resp_1",
 				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
 					"kvatlas-unsupported-fields=previous_response_id metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000", "free r1"},
 		},
@@ -288,7 +288,7 @@ func TestChoices(t *testing.T) {
 		"no such model": {
 			[]string{from + " 10.0.0.1:8000", `body {"model":"x","prompt":[1]}`}, nil,
 			[]string{"<- headers", "unsupported completions [model]",
-				`select r1 m tokens [] isl 2 lora "" salt "" of [http://10.0.0.1:8000/v1]`,
+				`select r1 m tokens [] isl 1 lora "" salt "" of [http://10.0.0.1:8000/v1]`,
 				"<- body gateway-destination-endpoint=10.0.0.1:8000 kvatlas-unsupported-fields=model " +
 					"metadata=10.0.0.1:8000", "free r1"},
 		},

@@ -52,7 +52,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 			Select: s.tracedSelect, Bookings: s, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
 			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
 			Bind: s.bindSession(), Metrics: measured{s.queries, s}, Expiry: s.RequestExpiry,
-			ForwardTokens: s.ForwardTokens,
+			ForwardTokens: s.ForwardTokens, Estimates: &s.estimates,
 		}))
 		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))
 	})

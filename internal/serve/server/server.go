@@ -38,6 +38,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/metrics"
 	"github.com/kvatlas/kvatlas/internal/operate/recording"
 	"github.com/kvatlas/kvatlas/internal/operate/watch"
+	"github.com/kvatlas/kvatlas/internal/text/fields"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -174,6 +175,7 @@ type Server struct {
 
 	tokenizers *tokenize.Service // nil: texts are refused
 	announced  *tokenize.Announced
+	estimates  fields.Estimator // of prompts without tokens
 
 	selection *selection.Service
 	shims     *compat.Shims

@@ -206,12 +206,15 @@ func (s *Server) selectText(ctx context.Context, q *api.SelectRequest) (*api.Sel
 	asked := *q
 	asked.Query = query
 	if out.Tokenized {
-		asked.ISLTokens += uint64(out.PromptTokens) + r.Further
+		asked.ISLTokens += uint64(out.PromptTokens) + s.estimates.Tokens(query.Model, &r.Further)
 	} else {
-		asked.ISLTokens += r.Length
+		asked.ISLTokens += max(1, s.estimates.Tokens(query.Model, &r.Length))
 	}
 	selection, err := s.selection.Select(ctx, &asked)
 	made := out.Tokenized && r.Tokens == nil && q.Tokens == nil
+	if made && !r.Partial {
+		s.estimates.Learn(query.Model, &r.Length, uint64(out.PromptTokens))
+	}
 	q.Tokens = asked.Tokens // for what is recorded of it
 	if err == nil {
 		if selection.Tokenization = out; made && s.announces(selection) {

@@ -24,8 +24,8 @@ type Request struct {
 	Salt, LoRA string
 	Previous   string // id of the response that a request of the Responses API continues
 
-	// Length is the approximate number of tokens of all prompts. Further is that of the prompts after the first.
-	Length, Further uint64
+	// Length is the content of all prompts, for an [Estimator]. Further is that of the prompts after the first.
+	Length, Further Length
 
 	// Partial means that Length lacks tokens of the engine's prompts: the tokens of an earlier request or of a field with
 	// NaN, or repetitions of the query (score, rerank). An unknown API is also partial.
@@ -60,7 +60,6 @@ func Read(a API, body []byte) (*Request, error) {
 	}
 	r := &Request{API: a, Partial: a == "" || a == Score || a == Rerank}
 	table := tables[a]
-	var size length
 	for _, f := range list {
 		class, known := table[f.name]
 		switch {
@@ -77,7 +76,7 @@ func Read(a API, body []byte) (*Request, error) {
 			return nil, api.Errorf(api.CodeMalformed, "previous_response_id is not text")
 		}
 		if f.finite {
-			size.add(f.value)
+			r.Length.value(f.value, false)
 		}
 		if !f.finite || continues[f.name] && !neutral(f.value) {
 			r.Partial = true
@@ -87,7 +86,6 @@ func Read(a API, body []byte) (*Request, error) {
 			r.refuse(f.name)
 		}
 	}
-	r.Length = size.tokens()
 	r.finish()
 	return r, nil
 }
@@ -95,8 +93,11 @@ func Read(a API, body []byte) (*Request, error) {
 // continues has the fields that add the tokens of an earlier request to the prompt.
 var continues = map[string]bool{"previous_response_id": true, "session_params": true}
 
-// finish removes the fields that do not change token ids.
+// finish adds the template to the length, and removes the fields that do not change token ids.
 func (r *Request) finish() {
+	if r.API == Chat || r.API.Agents() {
+		r.Length.amount[partTemplate] = perRequest
+	}
 	if r.Tokens == nil {
 		return
 	}
@@ -222,10 +223,10 @@ func (r *Request) setPrompt(value []byte) bool {
 			r.Prompts = 0 // token ids
 		}
 	}
-	var all, one length
-	all.add(value)
-	one.add(first)
-	r.Further = all.tokens() - one.tokens()
+	var one Length
+	one.value(first, false)
+	r.Further.value(value, false)
+	r.Further.without(&one)
 	switch {
 	case first[0] == '[':
 		tokens, err := api.ReadTokens("prompt", first)
@@ -261,11 +262,13 @@ func Expand(t *api.Text) (*Request, error) {
 	if t.Whole() && (r.Tokens != nil || r.Text.Whole()) {
 		return nil, api.Errorf(api.CodeMalformed, "the prompt is given twice: in request, and beside it")
 	}
-	size := length{bytes: uint64(len(t.Prompt))}
+	measure(&r.Length, t.Prompt, false)
 	for _, v := range []api.Value{t.Messages, t.Tools, t.ChatTemplateKwargs} {
-		size.add(v)
+		r.Length.value(v, false)
 	}
-	r.Length += size.tokens()
+	if t.Messages != nil {
+		r.Length.amount[partTemplate] = perRequest
+	}
 	of := &r.Text
 	of.API, of.ReturnTokenIDs = string(r.API), t.ReturnTokenIDs
 	of.Prompt, of.ChatTemplate = cmp.Or(t.Prompt, of.Prompt), cmp.Or(t.ChatTemplate, of.ChatTemplate)
