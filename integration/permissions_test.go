@@ -159,13 +159,13 @@ func matrix(p, q events.Partition) []matrixRow {
 	}
 	for op, users := range map[string][]string{
 		ops.Find: askers, ops.Workers: askers, ops.Status: askers, ops.Loads: askers, ops.PotentialLoads: askers,
-		ops.EngineLoads: askers, ops.Funnel: askers,
+		ops.EngineLoads: askers, ops.Funnel: askers, ops.Capacity: askers,
 		ops.Select: routers, ops.Book: routers, ops.PrefillComplete: routers, ops.Progress: routers,
 		ops.OutputBlock: routers, ops.Free: routers, ops.EngineLoad: routers, ops.Report: routers,
 		ops.Sessions: handlers, ops.EndSession: handlers,
 		ops.RegisterWorker: managers, ops.ChangeWorker: managers, ops.RemoveWorker: managers,
 		ops.Verify: nodeOnly, ops.Snapshot: nodeOnly, ops.BlockHistory: nodeOnly, ops.Recorded: nodeOnly,
-		ops.Prefixes: nodeOnly,
+		ops.Prefixes: nodeOnly, ops.CapacitySamples: nodeOnly,
 	} {
 		rows = append(rows, matrixRow{op, jetstream.QuerySubject("a", op), users, nodeOnly})
 	}

@@ -29,8 +29,8 @@ queries over NATS and HTTP.
   indexer doctor                       find faults and print remedies`,
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
-		workersCommand(), sessionsCommand(), statusCommand(), topCommand(), clusterCommand(), doctorCommand(),
-		snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), namespaceCommand(), dumpCommand(),
-		loadCommand(), demo.Command(), command.Command(), routesim.Command(), probeCommand(), lameDuckCommand(),
-		authCommand(), tokenizerCommand())
+		capacityCommand(), workersCommand(), sessionsCommand(), statusCommand(), topCommand(), clusterCommand(),
+		doctorCommand(), snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), namespaceCommand(),
+		dumpCommand(), loadCommand(), demo.Command(), command.Command(), routesim.Command(), probeCommand(),
+		lameDuckCommand(), authCommand(), tokenizerCommand())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/selection"
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/internal/operate/capacity"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/launch"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -206,6 +207,10 @@ func serveRows(s *launch.Process) cli.Flags {
 				"four per "+
 				"block in the index, from 65,536 to 524,288)",
 			cli.NotNegative[int]()),
+		cli.Var(&s.CapacityRefs, "capacity-samples", capacity.MaxSamples,
+			"limit of sampled references to blocks in memory, for indexer capacity: 32 bytes each, for each model; fewer make "+
+				"the curves less exact. 0: no curves",
+			cli.Between(0, capacity.MaxSamples)),
 		cli.Var(&s.Recording.On, "record", false,
 			"record requests as keyed hashes, with choice, reuse and latency, in a stream of JetStream; see docs/recording.md"),
 		cli.Var(&s.Recording.Bytes, "record-bytes", 0,

@@ -1,5 +1,6 @@
 // Package operate gives operators a view of a deployment.
 //
+//   - capacity computes hit rates by size of the cache, from sampled reuse distances
 //   - doctor finds faults of a deployment and names the flag or command that repairs them
 //   - dump exports and imports the index in a form that other programs read
 //   - funnel accounts for reusable tokens: where reuse was gained and where it was lost
@@ -7,6 +8,6 @@
 //   - recording records requests as keyed hashes, and reads and exports the records
 //   - survey collects the status of all nodes
 //   - top shows the fleet live in a terminal
-//   - upkeep changes a deployment: forget, resync, delete a namespace, hand over a NATS server
+//   - upkeep changes a deployment: remove a worker, resync, delete a namespace, hand over a NATS server
 //   - watch streams changes of the fleet to its subscribers
 package operate

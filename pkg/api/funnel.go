@@ -177,8 +177,8 @@ func (f *FunnelRequest) Window() (time.Duration, error) {
 
 // Check returns an error for an invalid request. The error is an [Error].
 func (f *FunnelRequest) Check() error {
-	if f.Model == "" {
-		return Errorf(CodeMissingModel, "the request has no model")
+	if err := checkModel(f.Model); err != nil {
+		return err
 	}
 	_, err := f.Window()
 	return err
@@ -264,6 +264,8 @@ type Funnels interface {
 	Report(ctx context.Context, r *Report) error
 	BlockHistory(ctx context.Context, r *BlockHistoryRequest) (*BlockHistory, error)
 	Recorded(ctx context.Context, r *RecordedRequest) (*RecordedList, error)
+	Capacity(ctx context.Context, r *CapacityRequest) (*Capacity, error)
+	CapacitySamples(ctx context.Context, r *CapacitySamplesRequest) (*CapacitySamples, error)
 }
 
 func (f *FunnelRequest) members(list []member) []member {

@@ -231,6 +231,16 @@ var Operations = []*Operation{
 		method:  insights(Insights.EndSession),
 	},
 	{
+		Name: ops.Capacity, Routes: get("/v1/capacity"), Access: AccessRead, AnyNode: true, Granted: true,
+		Summary: "The hit rate of a model's prompts by size of the cache: parameters of the URL, or a body",
+		Empty:   true, Parameters: []string{"model"}, Codes: []Code{CodeMissingModel, CodeUnknownModel},
+		method: funnels(Funnels.Capacity),
+	},
+	{
+		Name: ops.CapacitySamples, OneNode: true, Summary: "A node's sampled references to blocks",
+		method: funnels(Funnels.CapacitySamples),
+	},
+	{
 		Name: ops.RegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true,
 		Once:    true,
 		Summary: "Register a worker",

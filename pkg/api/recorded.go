@@ -26,7 +26,7 @@ type RecordedRequest struct {
 func (r *RecordedRequest) Check() error {
 	switch {
 	case r.Model == "":
-		return Errorf(CodeMissingModel, "the request has no model")
+		return checkModel(r.Model)
 	case r.Limit > MaxRecorded:
 		return Errorf(CodeMalformed, "limit is %d, more than %d", r.Limit, MaxRecorded)
 	case r.ID != "" && r.Before != "":

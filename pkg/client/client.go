@@ -267,6 +267,16 @@ func (c *Client) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (
 	return call[api.BlockHistory](ctx, c, ops.BlockHistory, q)
 }
 
+// Capacity returns the hit rate of a model's prompts by size of the cache.
+func (c *Client) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Capacity, error) {
+	return call[api.Capacity](ctx, c, ops.Capacity, r)
+}
+
+// CapacitySamples returns the sampled references to blocks of a single node. Nodes call each other with it.
+func (c *Client) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error) {
+	return call[api.CapacitySamples](ctx, c, ops.CapacitySamples, r)
+}
+
 // Close closes the client. The caller still owns a connection that it passed to [NATS].
 func (c *Client) Close() { c.to.close() }
 

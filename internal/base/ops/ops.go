@@ -23,6 +23,8 @@ const (
 	Funnel          = "funnel"           // FunnelRequest → Funnel
 	Report          = "report"           // Report → Done
 	BlockHistory    = "block_history"    // BlockHistoryRequest → BlockHistory
+	Capacity        = "capacity"         // CapacityRequest → Capacity
+	CapacitySamples = "capacity_samples" // CapacitySamplesRequest → CapacitySamples
 	Sessions        = "sessions"         // SessionsRequest, or nothing → SessionList
 	EndSession      = "session_end"      // SessionEnd → SessionList, of the ended sessions
 	RegisterWorker  = "worker_register"  // WorkerRegistration → Worker

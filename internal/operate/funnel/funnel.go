@@ -45,6 +45,10 @@ type Config struct {
 	// BlockSizes returns the block sizes of a model's workers, from this node's view. nil disables other sizes.
 	BlockSizes func(model string) []uint32
 
+	// Requested is called with each processed request and the names of its blocks, in order. The names are valid during
+	// the call. nil disables the callback.
+	Requested func(r *Request, names []Name)
+
 	// Counted is called with the tokens of each processed request, and Reused with the tokens of each report. nil
 	// disables a callback.
 	Counted func(model string, asked, seen uint64, held, selected Tiers, outcome string)
@@ -247,7 +251,7 @@ func (t *Tracker) ReportLater(r api.Report) {
 
 // Funnel returns this node's part, with all earlier records.
 func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration) (*api.Funnel, error) {
-	if err := t.flush(ctx); err != nil {
+	if err := t.Flush(ctx); err != nil {
 		return nil, err
 	}
 	t.mu.Lock()
@@ -267,8 +271,11 @@ func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration)
 	return f, nil
 }
 
-// flush waits until all earlier entries are processed.
-func (t *Tracker) flush(ctx context.Context) error {
+// Dropped returns the number of requests without a record because of overload.
+func (t *Tracker) Dropped() uint64 { return t.dropped.Load() }
+
+// Flush waits until all earlier entries are processed.
+func (t *Tracker) Flush(ctx context.Context) error {
 	done := make(chan struct{})
 	select {
 	case t.queue <- item{done: done}:
@@ -486,6 +493,9 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	if !counted {
 		t.dropped.Add(1)
 		return
+	}
+	if t.cfg.Requested != nil {
+		t.cfg.Requested(r, p.names)
 	}
 	outcome := ""
 	if r.Routed {

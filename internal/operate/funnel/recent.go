@@ -85,7 +85,7 @@ func (t *Tracker) keep(r *Request, p *prompt, asked uint64) {
 // Recorded returns requests that this node has recorded, with all earlier records. The list is empty for the id of a
 // request that is not stored.
 func (t *Tracker) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error) {
-	if err := t.flush(ctx); err != nil {
+	if err := t.Flush(ctx); err != nil {
 		return nil, err
 	}
 	before, err := readRecordedID(cmp.Or(q.Before, q.ID))

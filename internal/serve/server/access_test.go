@@ -71,6 +71,7 @@ var may = map[string]string{
 	"--http-listen GET /v1/engine_load":           "read route operate",
 	"--http-listen POST /v1/recorded":             "read route operate",
 	"--http-listen GET /v1/funnel":                "read route operate",
+	"--http-listen GET /v1/capacity":              "read route operate",
 	"--http-listen GET /workers":                  "read route operate",
 	"--http-listen POST /query":                   "read route operate",
 	"--http-listen POST /query_by_hash":           "read route operate",

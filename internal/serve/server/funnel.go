@@ -20,6 +20,7 @@ func (s *Server) newFunnel() *funnel.Tracker {
 		Counted: func(model string, asked, seen uint64, held, selected funnel.Tiers, outcome string) {
 			s.queries.Routed(model, asked, seen, held, selected, outcome)
 		},
+		Requested:  s.requestedHook(),
 		Claimed:    s.registry.Claimed,
 		BlockSizes: func(model string) []uint32 { return s.node.BlockSizes(model) },
 		Peers: func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int) {
@@ -243,10 +244,13 @@ func (s *Server) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 	}
 	if sum.Requests == 0 && len(sum.Missing) == 0 && len(s.registry.Pool(r.Model).Ranks) == 0 &&
 		len(s.node.BlockSizes(r.Model)) == 0 {
-		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q, and no query has named it",
-			r.Model)
+		return nil, unknownModel(r.Model)
 	}
 	return sum, nil
+}
+
+func unknownModel(model string) error {
+	return api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q, and no query has named it", model)
 }
 
 // Recorded lists the newest records of all nodes, or queries the node of a single record.

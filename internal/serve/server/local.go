@@ -100,3 +100,13 @@ func (l local) Report(ctx context.Context, r *api.Report) error {
 func (l local) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
 	return l.s.BlockHistory(ctx, q)
 }
+
+// Capacity returns the hit rates from all nodes' samples. Nodes send no such requests to each other.
+func (l local) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Capacity, error) {
+	return l.s.Capacity(ctx, r)
+}
+
+// CapacitySamples returns this node's sampled references.
+func (l local) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error) {
+	return l.s.CapacitySamples(ctx, r)
+}

@@ -39,6 +39,7 @@ var needs = map[string][]string{
 	"WorkerRegistration": {"instance", "model", "block_size"},
 	"PrefixesRequest":    {"model"},
 	"RecordedRequest":    {"model"},
+	"CapacityRequest":    {"model"},
 	"PartitionSeq":       {"partition", "seq"}, "EngineLoad": {"worker"},
 	"MediaItem": {"hash", "offset", "length"},
 }

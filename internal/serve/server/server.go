@@ -34,6 +34,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/index/scatter"
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/operate/capacity"
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/internal/operate/metrics"
 	"github.com/kvatlas/kvatlas/internal/operate/recording"
@@ -89,6 +90,8 @@ type Settings struct {
 	Recording Recording
 
 	FunnelBlocks int // number of blocks kept for the funnel; 0: the default
+
+	CapacityRefs int // sampled references to blocks, of each model, for capacity curves; 0 disables the curves
 
 	Tokenizers       tokenize.Settings // tokenizers of texts, by model
 	RequestTemplates bool              // chat templates of requests are run
@@ -168,7 +171,8 @@ type Server struct {
 	engines  *engines
 	guesses  *guess.Service
 
-	funnel *funnel.Tracker
+	funnel   *funnel.Tracker
+	capacity *capacity.Tracker // nil: no samples are stored
 
 	recorder   *recording.Recorder  // nil: requests are not recorded
 	recordings *jetstream.Recording // the stream of recorder
@@ -213,6 +217,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
 	s.L3.Dial = dial.Quick(s.Screen.Rule).DialContext
 	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
+	s.capacity = s.newCapacity()
 	s.funnel = s.newFunnel()
 	s.node = s.newNode(st)
 	s.registry.RequireClaims(st.claimsRequired)

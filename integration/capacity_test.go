@@ -1,0 +1,166 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+)
+
+// routedPrompt is a request of TestCapacity.
+type routedPrompt struct {
+	worker events.WorkerID
+	reused int      // blocks, by the engine
+	blocks []string // every block with all blocks before it
+}
+
+// hitRate returns the share of the blocks of the last requests that hit in simulated LRU caches, one for each name that
+// of returns for a worker.
+func hitRate(list []routedPrompt, counted, size int, of func(events.WorkerID) events.WorkerID) float64 {
+	caches := map[events.WorkerID][]string{} // the most recently used block is the last one
+	hits, all := 0, 0
+	for i, q := range list {
+		cache := caches[of(q.worker)]
+		for _, b := range q.blocks {
+			if i >= len(list)-counted {
+				if all++; slices.Contains(cache, b) {
+					hits++
+				}
+			}
+		}
+		for _, b := range slices.Backward(q.blocks) {
+			cache = slices.DeleteFunc(cache, func(x string) bool { return x == b })
+			cache = append(cache, b)
+		}
+		caches[of(q.worker)] = cache[max(0, len(cache)-size):]
+	}
+	return float64(hits) / float64(all)
+}
+
+// TestCapacity sends requests to three nodes with eight engines in turn. Every node's curves are the hit rates of
+// simulated caches with the requests of all nodes.
+func TestCapacity(t *testing.T) {
+	t.Parallel()
+	const size, room, workers = harness.BlockSize, 40, 8
+	nats := harness.StartNATS(t)
+	nodes := make([]*harness.Indexer, 3)
+	var asks []*client.Client
+	for i := range nodes {
+		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id",
+			fmt.Sprint("n", i), "--partitions", "4", "--http-listen", "127.0.0.1:0")}
+		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+		nodes[i] = x
+		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asks = append(asks, c)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	engines := map[events.WorkerID]*enginesim.Engine{}
+	for i := range workers {
+		name := fmt.Sprint("w", i)
+		e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: size, Capacity: room})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Crash)
+		engines[events.WorkerID(name)] = e
+		harness.StartSimShim(t, e, nats, name, "--total-kv-blocks", fmt.Sprint(room))
+	}
+	for i, c := range asks {
+		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
+			p, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+				Tokens: harness.Tokens(1, size), Explain: true}})
+			return err == nil && p.Candidates == workers, fmt.Sprintf("%+v %v", p, err)
+		})
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	var sent []routedPrompt
+	for i := range 600 {
+		var tokens api.Tokens
+		var q routedPrompt
+		prefix := ""
+		for depth := range 4 + r.IntN(9) {
+			choice := r.IntN(1 + depth/2)
+			prefix += fmt.Sprint(choice, ".")
+			q.blocks = append(q.blocks, prefix)
+			tokens = append(tokens, harness.Tokens(1000*depth+100*choice, size)...)
+		}
+		s, err := asks[i%len(asks)].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", BlockSize: size,
+			Tokens: tokens}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if q.reused, err = engines[s.Worker].Serve(tokens, nil); err != nil {
+			t.Fatal(err)
+		}
+		q.worker = s.Worker
+		sent = append(sent, q)
+	}
+	for i, c := range asks {
+		got, err := c.Capacity(ctx, &api.CapacityRequest{Model: "m"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted, blocks, reused := 0, 0, 0
+		for blocks < int(got.Blocks) {
+			counted++
+			blocks += len(sent[len(sent)-counted].blocks)
+			reused += sent[len(sent)-counted].reused
+		}
+		if blocks != int(got.Blocks) || counted < 200 || got.Rate != 1 || len(got.Nodes) != 3 || got.Missing != nil ||
+			len(got.Points) < 10 || !got.Routed || got.Dropped != 0 || got.Skipped != 0 {
+			t.Fatalf("node %d, %d requests: %+v", i, counted, got)
+		}
+		all := func(events.WorkerID) events.WorkerID { return "" }
+		each := func(w events.WorkerID) events.WorkerID { return w }
+		for _, p := range got.Points {
+			if want := hitRate(sent, counted, int(p.Blocks), all); math.Abs(p.Shared-want) > 1e-9 {
+				t.Errorf("node %d: %d blocks hit %v, want %v", i, p.Blocks, p.Shared, want)
+			}
+			if p.Blocks%uint64(got.Workers) != 0 {
+				continue
+			}
+			want := hitRate(sent, counted, int(p.Blocks)/got.Workers, each)
+			if math.Abs(*p.Routed-want) > 1e-9 {
+				t.Errorf("node %d: %d blocks of %d workers hit %v, want %v", i, p.Blocks, got.Workers, *p.Routed, want)
+			}
+		}
+		if len(got.Tiers) != 1 || got.Tiers[0].Tier != "device" || got.Tiers[0].Blocks != workers*room ||
+			got.Tiers[0].Source != api.CapacityRegistered || len(got.Advice) < 2 ||
+			!strings.HasPrefix(got.Advice[0], "doubling device memory adds ") {
+			t.Errorf("node %d: %+v, %q", i, got.Tiers, got.Advice)
+			continue
+		}
+		if want := float64(reused) / float64(blocks); math.Abs(got.Tiers[0].Share-want) > 1e-9 {
+			t.Errorf("node %d: the device memory hits %v, but the engines reused %v", i, got.Tiers[0].Share, want)
+		}
+	}
+	out := harness.Run(t, "indexer", "capacity", "--nats", nats, "--model", "m")
+	if out.Code != 0 || !strings.Contains(out.Stdout, "doubling device memory adds ") ||
+		!strings.Contains(out.Stdout, "AS ROUTED") {
+		t.Errorf("%+v", out)
+	}
+	for path, says := range map[string]string{
+		"/v1/capacity?model=m": `"points":[{"blocks":`, "/v1/capacity?model=nobody": "unknown_model",
+		"/v1/capacity": "missing_model",
+	} {
+		if _, text, err := harness.Request(nodes[0].HTTP, http.MethodGet, path, ""); err != nil ||
+			!strings.Contains(text, says) {
+			t.Errorf("%s: %s, %v", path, text, err)
+		}
+	}
+}
