@@ -325,7 +325,7 @@ func (r *outputRef) members(list []member) []member {
 	return append((*RequestRef)(r).members(list), member{"decay_fraction", &r.DecayFraction})
 }
 
-// endRef is a RequestRef of OpFree.
+// endRef is a RequestRef of `free`.
 type endRef RequestRef
 
 // Check implements the check of a request.

@@ -42,7 +42,7 @@ type SelectRequest struct {
 	ISLTokens      uint64 `json:"isl_tokens,omitempty" msgpack:"isl_tokens,omitempty"`          // as in a Prompt
 
 	// RequestID is the id of the request in later operations. With Book, the request is booked on the chosen worker.
-	// Otherwise, the node keeps the choice for a while, for OpBook with the id alone.
+	// Otherwise, the node keeps the choice for a while, for `book` with the id alone.
 	RequestID string `json:"request_id,omitempty" msgpack:"request_id,omitempty"`
 	Book      bool   `json:"book,omitempty" msgpack:"book,omitempty"`
 
@@ -156,7 +156,7 @@ type KVSource struct {
 	Tokens uint64 `json:"tokens" msgpack:"tokens"` // of these, tokens after the prefix of the chosen worker
 }
 
-// BookRequest books a request on a worker. Without a worker, it books the choice of OpSelect under the id.
+// BookRequest books a request on a worker. Without a worker, it books the choice of `select` under the id.
 type BookRequest struct {
 	Prompt    `msgpack:",inline"`
 	RequestID string          `json:"request_id" msgpack:"request_id"`
@@ -185,10 +185,10 @@ type RequestRef struct {
 	Model     string `json:"model" msgpack:"model"`
 	RequestID string `json:"request_id" msgpack:"request_id"`
 
-	// DecayFraction, from 0 to 1, is the new weight of the request's own blocks, for OpOutputBlock; nil: unchanged.
+	// DecayFraction, from 0 to 1, is the new weight of the request's own blocks, for `output_block`; nil: unchanged.
 	DecayFraction *float64 `json:"decay_fraction,omitempty" msgpack:"decay_fraction,omitempty"`
 
-	// Result is the end of the request at the worker, for OpFree; empty: unknown. A failure penalises the worker, and a
+	// Result is the end of the request at the worker, for `free`; empty: unknown. A failure penalises the worker, and a
 	// success ends the penalty.
 	Result Result `json:"result,omitempty" msgpack:"result,omitempty"`
 }

@@ -32,7 +32,7 @@ type Status struct {
 
 	// Cluster is nil on a node older than v0.4.0 that is alone on its server.
 	Cluster  *ClusterStatus      `json:"cluster,omitempty" msgpack:"cluster,omitempty"`
-	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"replicas,omitempty"` // by OpVerify, of all nodes
+	Replicas []PartitionReplicas `json:"replicas,omitempty" msgpack:"replicas,omitempty"` // by verify, of all nodes
 
 	Snapshots SnapshotCounts `json:"snapshots" msgpack:"snapshots"` // since the node started
 	Resyncs   ResyncCounts   `json:"resyncs" msgpack:"resyncs"`     // since the node started
