@@ -162,6 +162,7 @@ func matrix(p, q events.Partition) []matrixRow {
 		ops.EngineLoads: askers, ops.Funnel: askers, ops.Capacity: askers,
 		ops.Select: routers, ops.Book: routers, ops.PrefillComplete: routers, ops.Progress: routers,
 		ops.OutputBlock: routers, ops.Free: routers, ops.EngineLoad: routers, ops.Report: routers,
+		ops.RemovalOrder: askers, ops.Scaling: askers, ops.RemovalPart: nodeOnly,
 		ops.Sessions: handlers, ops.EndSession: handlers,
 		ops.RegisterWorker: managers, ops.ChangeWorker: managers, ops.RemoveWorker: managers,
 		ops.Verify: nodeOnly, ops.Snapshot: nodeOnly, ops.BlockHistory: nodeOnly, ops.Recorded: nodeOnly,

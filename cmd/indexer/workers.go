@@ -26,7 +26,8 @@ facts.`,
   indexer workers undrain w1
   indexer workers change w1 --role decode --taint gpu=h100`,
 	}
-	cmd.AddCommand(drainCommand(), undrainCommand(), changeCommand(), registerCommand(), removeCommand())
+	cmd.AddCommand(drainCommand(), undrainCommand(), changeCommand(), registerCommand(), removeCommand(),
+		rankForRemovalCommand())
 	a := remote.Flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		_, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.WorkerList, error) {
@@ -128,4 +129,30 @@ func removeCommand() *cobra.Command {
 	}, func(ctx context.Context, c *client.Client, worker events.WorkerID) (*api.Worker, error) {
 		return c.RemoveWorker(ctx, worker)
 	})
+}
+
+func rankForRemovalCommand() *cobra.Command {
+	r := &api.RemovalRequest{}
+	cmd := &cobra.Command{
+		Use:   "rank-for-removal --model M",
+		Short: "List a model's workers in the order of removal, by the reuse that each removal loses",
+		Long: `List the workers of a model in the order in which they should be drained and removed. For each worker, UNIQUE counts
+the blocks that only this worker holds. The other columns are the loss per hour if the worker goes after the workers
+above it: requests that lose blocks, blocks to compute again, and the time for that. docs/scaling.md explains it.`,
+		Example: `  indexer workers rank-for-removal --model llama
+  indexer workers drain "$(indexer workers rank-for-removal --model llama --json | jq -r '.workers[0].worker')"`,
+	}
+	a := remote.Flags(cmd)
+	cmd.Flags().StringVar(&r.Model, "model", "", "model of the workers (required)")
+	cmd.Flags().Uint32Var(&r.BlockSize, "block-size", 0, "tokens in a block, if the model has several sizes")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if r.Model == "" {
+			return cli.UsageErrorf("--model is required")
+		}
+		_, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.RemovalOrder, error) {
+			return c.RemovalOrder(ctx, r)
+		}, tables.RemovalOrder)
+		return err
+	}
+	return cmd
 }

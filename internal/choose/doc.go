@@ -5,5 +5,6 @@
 //   - load keeps the requests under way and the outstanding work of each worker
 //   - prompts is the trie of prompts in which guess and load keep the blocks of each worker
 //   - queue orders the requests that wait for a worker
+//   - removal ranks workers by the reuse lost with a removal
 //   - selection joins index, registrations and loads, applies a policy of pkg/routing, and books
 package choose

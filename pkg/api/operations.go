@@ -241,6 +241,25 @@ var Operations = []*Operation{
 		method: funnels(Funnels.CapacitySamples),
 	},
 	{
+		Name: ops.RemovalOrder, Routes: slices.Concat(get("/v1/removal_order"), post("/v1/removal_order")),
+		Access: AccessRead, Costly: true, AnyNode: true, Granted: true,
+		Summary: "The workers of a model in the order of removal, by the lost reuse",
+		Empty:   true, Parameters: []string{"model"},
+		Codes:  []Code{CodeMissingModel, CodeUnknownModel, CodeBlockSizeMismatch},
+		method: insights(Insights.RemovalOrder),
+	},
+	{
+		Name: ops.RemovalPart, OneNode: true, Summary: "A node's part of the order of removal",
+		method: insights(Insights.RemovalPart),
+	},
+	{
+		Name: ops.Scaling, Routes: slices.Concat(get("/v1/scaling"), post("/v1/scaling")), Access: AccessRead, AnyNode: true,
+		Granted: true, OneNode: true,
+		Summary: "The waiting work of a model, for an autoscaler",
+		Empty:   true, Parameters: []string{"model"}, Codes: []Code{CodeMissingModel, CodeUnknownModel},
+		method: insights(Insights.Scaling),
+	},
+	{
 		Name: ops.RegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true,
 		Once:    true,
 		Summary: "Register a worker",

@@ -74,10 +74,14 @@ type Session struct {
 	Expires time.Time `json:"expires" msgpack:"expires"` // without a further use
 }
 
-// Insights lists sessions and ends them. Errors are of type *Error.
+// Insights lists and ends sessions, and supports the scaling of the fleet. Errors are of type *Error.
 type Insights interface {
 	Sessions(ctx context.Context, r *SessionsRequest) (*SessionList, error)
 
 	// EndSession returns the ended sessions. A session without a binding is no error.
 	EndSession(ctx context.Context, r *SessionEnd) (*SessionList, error)
+
+	RemovalOrder(ctx context.Context, r *RemovalRequest) (*RemovalOrder, error)
+	RemovalPart(ctx context.Context, r *RemovalRequest) (*RemovalPart, error)
+	Scaling(ctx context.Context, r *ScalingRequest) (*Scaling, error)
 }

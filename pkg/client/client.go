@@ -256,6 +256,21 @@ func (c *Client) EndSession(ctx context.Context, model, session string) (*api.Se
 	return call[api.SessionList](ctx, c, ops.EndSession, &api.SessionEnd{Model: model, SessionID: session})
 }
 
+// RemovalOrder returns the workers of a model in the order of removal, the smallest loss of reuse first.
+func (c *Client) RemovalOrder(ctx context.Context, r *api.RemovalRequest) (*api.RemovalOrder, error) {
+	return call[api.RemovalOrder](ctx, c, ops.RemovalOrder, r)
+}
+
+// RemovalPart returns a node's part of the order of removal. Nodes call each other with it.
+func (c *Client) RemovalPart(ctx context.Context, r *api.RemovalRequest) (*api.RemovalPart, error) {
+	return call[api.RemovalPart](ctx, c, ops.RemovalPart, r)
+}
+
+// Scaling returns the waiting work of a model.
+func (c *Client) Scaling(ctx context.Context, model string) (*api.Scaling, error) {
+	return call[api.Scaling](ctx, c, ops.Scaling, &api.ScalingRequest{Model: model})
+}
+
 // Report reports the tokens that an engine reused of a prompt after a Select. The client sends it once.
 func (c *Client) Report(ctx context.Context, r *api.Report) error {
 	_, err := call[api.Done](ctx, c, ops.Report, r)

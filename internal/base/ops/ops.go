@@ -27,6 +27,9 @@ const (
 	CapacitySamples = "capacity_samples" // CapacitySamplesRequest → CapacitySamples
 	Sessions        = "sessions"         // SessionsRequest, or nothing → SessionList
 	EndSession      = "session_end"      // SessionEnd → SessionList, of the ended sessions
+	RemovalOrder    = "removal_order"    // RemovalRequest → RemovalOrder
+	RemovalPart     = "removal_part"     // RemovalRequest → RemovalPart
+	Scaling         = "scaling"          // ScalingRequest → Scaling
 	RegisterWorker  = "worker_register"  // WorkerRegistration → Worker
 	ChangeWorker    = "worker_change"    // WorkerChange → Worker, after the change
 	RemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, before the removal

@@ -100,7 +100,8 @@ type Queue struct {
 	last    uint64         // the last id
 	turn    int            // the class of the current turn
 	fresh   bool           // the class has not received its quantum in this turn
-	raw     uint64
+	raw     uint64         // tokens
+	cached  uint64         // of them
 }
 
 // New returns an empty queue. classes has at least one class.
@@ -114,6 +115,9 @@ func New(classes []Class) *Queue {
 
 // Len returns the number of waiting requests.
 func (q *Queue) Len() int { return len(q.byID) }
+
+// Uncached returns the total number of uncached tokens of the waiting prompts.
+func (q *Queue) Uncached() uint64 { return q.raw - q.cached }
 
 // Raw returns the total number of tokens of the waiting prompts.
 func (q *Queue) Raw() uint64 { return q.raw }
@@ -145,6 +149,7 @@ func (q *Queue) Add(e Entry, ranks int) (id uint64, err error) {
 	at, _ := slices.BinarySearchFunc(c.list, w, (*waiting).compare)
 	c.list = slices.Insert(c.list, at, w)
 	c.raw, c.cached, q.raw = c.raw+e.Raw, c.cached+e.Cached, q.raw+e.Raw
+	q.cached += min(e.Cached, e.Raw)
 	q.byID[w.id] = w
 	q.groups[e.Group]++
 	return w.id, nil
@@ -160,6 +165,7 @@ func (q *Queue) Remove(id uint64) bool {
 	at, _ := slices.BinarySearchFunc(c.list, w, (*waiting).compare)
 	c.list = slices.Delete(c.list, at, at+1)
 	c.raw, c.cached, q.raw = c.raw-w.Raw, c.cached-w.Cached, q.raw-w.Raw
+	q.cached -= min(w.Cached, w.Raw)
 	delete(q.byID, id)
 	if q.groups[w.Group]--; q.groups[w.Group] == 0 {
 		delete(q.groups, w.Group)

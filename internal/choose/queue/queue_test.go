@@ -14,7 +14,7 @@ var seed = flag.Uint64("seed", 19, "of random tests")
 
 // check verifies the invariants of a queue's fields.
 func (q *Queue) check() error {
-	n, raw, groups := 0, uint64(0), map[uint64]int{}
+	n, raw, uncached, groups := 0, uint64(0), uint64(0), map[uint64]int{}
 	for i := range q.classes {
 		c := &q.classes[i]
 		r, cached := uint64(0), uint64(0)
@@ -23,6 +23,7 @@ func (q *Queue) check() error {
 				return fmt.Errorf("class %s: %+v at %d", c.Name, w, k)
 			}
 			r, cached = r+w.Raw, cached+w.Cached
+			uncached += w.Raw - min(w.Cached, w.Raw)
 			groups[w.Group]++
 		}
 		if r != c.raw || cached != c.cached || len(c.list) == 0 && c.deficit != 0 || c.deficit < 0 {
@@ -30,7 +31,7 @@ func (q *Queue) check() error {
 		}
 		n, raw = n+len(c.list), raw+r
 	}
-	if n != len(q.byID) || raw != q.raw || fmt.Sprint(groups) != fmt.Sprint(q.groups) {
+	if n != len(q.byID) || raw != q.raw || uncached != q.Uncached() || fmt.Sprint(groups) != fmt.Sprint(q.groups) {
 		return fmt.Errorf("%d of %d, %d of %d tokens, %v", n, len(q.byID), raw, q.raw, q.groups)
 	}
 	return nil

@@ -121,6 +121,19 @@ func (s *Service) Waiting() (list []api.WaitingStatus) {
 	return list
 }
 
+// Queued returns the number of waiting requests of a model, and the uncached tokens of the prompts.
+func (s *Service) Queued(model string) (requests int, uncached uint64) {
+	if s.room == nil {
+		return 0, 0
+	}
+	s.room.mu.Lock()
+	defer s.room.mu.Unlock()
+	if m := s.room.models[model]; m != nil {
+		return m.Len(), m.Uncached()
+	}
+	return 0, 0
+}
+
 // refuse returns the reason that a request does not wait. w.mu is held.
 func (w *waitingRoom) refuse(model, class, reason string, limit, current float64, format string, args ...any) error {
 	e := api.Errorf(api.CodeOverloaded, format, args...)

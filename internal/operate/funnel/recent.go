@@ -119,6 +119,24 @@ func (t *Tracker) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.Re
 	return out, nil
 }
 
+// Sample returns the hashes of the newest stored requests, each from the first block on. The caller must not change
+// them.
+func (t *Tracker) Sample(ctx context.Context, model string) (sample [][]events.LocalHash, err error) {
+	if err := t.Flush(ctx); err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if of := t.recent[model]; of != nil {
+		for _, r := range of.list[max(len(of.list)-newestKept, 0):] {
+			if len(r.hashes) > 0 {
+				sample = append(sample, r.hashes)
+			}
+		}
+	}
+	return sample, nil
+}
+
 // MergeRecorded adds the requests of another node.
 func MergeRecorded(all, part *api.RecordedList, q *api.RecordedRequest) {
 	all.Requests = append(all.Requests, part.Requests...)

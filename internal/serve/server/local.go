@@ -110,3 +110,30 @@ func (l local) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Capac
 func (l local) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error) {
 	return l.s.CapacitySamples(ctx, r)
 }
+
+// Sessions lists the sessions of all nodes, which this node has.
+func (l local) Sessions(ctx context.Context, q *api.SessionsRequest) (*api.SessionList, error) {
+	return l.s.Sessions(ctx, q)
+}
+
+// EndSession ends a session.
+func (l local) EndSession(ctx context.Context, q *api.SessionEnd) (*api.SessionList, error) {
+	return l.s.EndSession(ctx, q)
+}
+
+// RemovalOrder returns the order of removal of all nodes.
+func (l local) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.RemovalOrder, error) {
+	return l.s.RemovalOrder(ctx, q)
+}
+
+// RemovalPart returns this node's part of the order of removal.
+func (l local) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error) {
+	return l.s.RemovalPart(ctx, q)
+}
+
+// Scaling returns the requests that wait on this node.
+func (l local) Scaling(_ context.Context, q *api.ScalingRequest) (*api.Scaling, error) {
+	out := &api.Scaling{Model: q.Model}
+	l.s.addQueued(out)
+	return out, nil
+}

@@ -39,7 +39,7 @@ func (v *service) serveStatus() error {
 func (v *service) serveOwn() error {
 	subject := func(op string) (string, error) { return jetstream.NodeSubject(v.s.Namespace, v.s.ID, op) }
 	answer := api.Handler{
-		Indexer: local{v.s}, Funnels: local{v.s},
+		Indexer: local{v.s}, Funnels: local{v.s}, Insights: local{v.s},
 		Unknown: api.IgnoreUnknown, // other nodes may have a newer version
 		Observe: func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}

@@ -188,3 +188,22 @@ func domains(m map[string]string) string {
 	}
 	return strings.Join(list, ",")
 }
+
+// RemovalOrder prints the workers in the order of removal.
+func RemovalOrder(w io.Writer, list *api.RemovalOrder) {
+	if !list.Complete {
+		cli.Fprintf(w, "INCOMPLETE: partitions %v and nodes %v are missing; blocks there do not count\n", list.Missing,
+			list.Unheard)
+	}
+	rows := make([][]any, len(list.Workers))
+	for i, k := range list.Workers {
+		rows[i] = []any{k.Worker, k.Unique, fmt.Sprintf("%.1f", k.RequestsPerHour), fmt.Sprintf("%.1f", k.BlocksPerHour),
+			fmt.Sprintf("%.1f", k.MSPerHour/1000)}
+	}
+	cli.Table(w, []string{"WORKER", "UNIQUE", "REQUESTS/H", "BLOCKS/H", "COST S/H"}, rows)
+	cli.Fprintf(w, "%s stand for %.0f requests an hour; a block costs %.2f ms\n",
+		cli.Count(uint64(list.Sample), "recorded request"), list.RequestsPerHour, list.MSPerBlock)
+	if list.BlockSample > 1 {
+		cli.Fprintf(w, "UNIQUE is an estimate from one of %d blocks\n", list.BlockSample)
+	}
+}
