@@ -228,7 +228,8 @@ func TestText(t *testing.T) {
 		}
 		id := fmt.Sprint("r", i)
 		s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: text}, RequestID: id, Book: true})
-		if err != nil || s.Tokenized || !s.Booked || s.Device != 0 || s.ISLTokens != 101 {
+		// Each node adapts its estimate to earlier requests.
+		if err != nil || s.Tokenized || !s.Booked || s.Device != 0 || s.ISLTokens < 80 || s.ISLTokens > 500 {
 			t.Errorf("node %d: %+v, %v", i, s, err)
 		}
 		if err := c.Free(ctx, "m", id); err != nil {
