@@ -1,7 +1,6 @@
 package routesim
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"testing"
@@ -80,8 +79,7 @@ func TestRemovalOrder(t *testing.T) {
 		for range orders {
 			mean += (all - hitsAfter(t, c, at, func(*sim) []int { return rng.Perm(workers)[:gone] })) / orders
 		}
-		t.Log(fmt.Sprintf("seed %d: of %.0f reused tokens, the order loses %.0f and a random order %.0f", seed, all, lost,
-			mean))
+		t.Logf("seed %d: of %.0f reused tokens, the order loses %.0f and a random order %.0f", seed, all, lost, mean)
 		inOrder, random = inOrder+lost, random+mean
 	}
 	t.Logf("the order loses %.1f %% of a random order", 100*inOrder/random)
