@@ -23,7 +23,7 @@ func TestPagesShowCommandsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shown := regexp.MustCompile("(?m)(?:^    (?:[^\n]* \\| |\\$ )?|`)(indexer|worker-shim)((?: [a-z]+)*)([^`\n]*)")
+	shown := regexp.MustCompile("(?m)(?:^    (?:[^\n]* \\| |\\$ )?|`)(indexer|worker-shim)((?: [a-z]+(?:-[a-z]+)*)*)([^`\n]*)")
 	flag := regexp.MustCompile(`(?:^|\s)(--[a-z0-9-]+)`)
 	help, checked := map[string]string{}, 0
 	for _, page := range slices.Concat([]string{"../README.md"}, pages, engines) {

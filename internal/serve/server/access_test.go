@@ -293,7 +293,8 @@ func TestOtherSites(t *testing.T) {
 		}
 	}
 	slices.Sort(dear)
-	want := []string{"--http-listen /dump", "--http-listen /v1/verify", "--http-listen /v1/watch", "--select-listen /dump"}
+	want := []string{"--http-listen /dump", "--http-listen /v1/removal_order", "--http-listen /v1/verify",
+		"--http-listen /v1/watch", "--select-listen /dump"}
 	if !slices.Equal(dear, want) {
 		t.Errorf("the costly and lasting paths of GET are %q, want %q", dear, want)
 	}
