@@ -110,19 +110,26 @@ func TestCapacity(t *testing.T) {
 		q.worker = s.Worker
 		sent = append(sent, q)
 	}
+	total := 0
+	for _, q := range sent {
+		total += len(q.blocks)
+	}
+	counted, blocks, reused := len(sent), total, 0 // of the later half: whole requests
+	for ; total-blocks < total/2; counted-- {
+		blocks -= len(sent[len(sent)-counted].blocks)
+	}
+	for _, q := range sent[len(sent)-counted:] {
+		reused += q.reused
+	}
 	for i, c := range asks {
-		got, err := c.Capacity(ctx, &api.CapacityRequest{Model: "m"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		counted, blocks, reused := 0, 0, 0
-		for blocks < int(got.Blocks) {
-			counted++
-			blocks += len(sent[len(sent)-counted].blocks)
-			reused += sent[len(sent)-counted].reused
-		}
-		if blocks != int(got.Blocks) || counted < 200 || got.Rate != 1 || len(got.Nodes) != 3 || got.Missing != nil ||
-			len(got.Points) < 10 || !got.Routed || got.Dropped != 0 || got.Skipped != 0 {
+		var got *api.Capacity
+		var err error
+		harness.Eventually(t, fmt.Sprintf("node %d has the requests of all nodes", i), func() (bool, string) {
+			got, err = c.Capacity(ctx, &api.CapacityRequest{Model: "m"})
+			return err == nil && int(got.Blocks) == blocks, fmt.Sprintf("%+v, %v", got, err)
+		})
+		if counted < 200 || got.Rate != 1 || len(got.Nodes) != 3 || got.Missing != nil || len(got.Points) < 10 ||
+			!got.Routed || got.Dropped != 0 || got.Skipped != 0 {
 			t.Fatalf("node %d, %d requests: %+v", i, counted, got)
 		}
 		all := func(events.WorkerID) events.WorkerID { return "" }
