@@ -401,9 +401,12 @@ func TestFunnel(t *testing.T) {
 	for path, says := range map[string]string{
 		"/v1/funnel?model=m&since=10m": `"step":"reused"`, "/v1/funnel?model=nobody": "unknown_model",
 		"/v1/funnel": "missing_model", "/v1/funnel?model=m&since=2h": "no more than 1h0m0s is kept",
-		"/v1/funnel?modell=m": "accepts the parameters model and since once",
+		"/v1/funnel?modell=m":   "accepts the parameters model and since once",
+		"/v1/funnel?model=%ff":  "the URL's parameter model is not valid UTF-8",
+		"/v1/funnel?model=m {}": "parameters in the URL and a body",
 	} {
-		if _, text, err := harness.Request(nodes[0].HTTP, http.MethodGet, path, ""); err != nil ||
+		path, body, _ := strings.Cut(path, " ")
+		if _, text, err := harness.Request(nodes[0].HTTP, http.MethodGet, path, body); err != nil ||
 			!strings.Contains(text, says) {
 			t.Errorf("%s: %s, %v", path, text, err)
 		}

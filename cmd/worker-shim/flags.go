@@ -157,7 +157,7 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 		cli.Var(&s.LogRepeat, "log-repeat", 10*time.Second,
 			"least time between two log lines about the same trouble"),
 		cli.Var(&o.source.Etcd.User, "etcd-user", "",
-			"of dynamo-zmq: etcd's user with read access to the keys from v1/event_ on"),
+			"of dynamo-zmq: etcd's user with read access to the keys that begin with v1/event_, and v1/mdc/ for roles"),
 		cli.Var(&o.source.Etcd.Password, "etcd-password", "",
 			"password; better given as KVATLAS_ETCD_PASSWORD"),
 		cli.Var(&o.source.Etcd.CA, "etcd-ca", "",

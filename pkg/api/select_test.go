@@ -180,8 +180,12 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{ops.EngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"kv_active_blocks":1}]}`, "repeats kv_used_blocks"},
 		{ops.EngineLoad, `{"loads":[{"worker":"a","kv_used_blocks":1,"gpu_cache_usage_perc":"x"}]}`,
 			"loads[0].gpu_cache_usage_perc is \"x\", not a number"},
+		{ops.Sessions, `{"prompts":{}}`, "prompts is {}, not true or false"},
+		{ops.Sessions, `{"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
+		{ops.EndSession, `{"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
+		{ops.EndSession, `{}`, "the request has no session_id"},
 	} {
-		_, failure := Handler{Router: &routerStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
+		_, failure := Handler{Router: &routerStub{}, Insights: struct{ Insights }{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
 		if failure == nil || !strings.Contains(failure.Message, c.want) {
 			t.Errorf("%s %.80s: %v, want %q", c.op, c.body, failure, c.want)
 		}

@@ -28,7 +28,7 @@ func (r *SessionsRequest) Check() error {
 	if r.Limit > MaxSessions {
 		return Errorf(CodeMalformed, "limit is %d, more than %d", r.Limit, MaxSessions)
 	}
-	return nil
+	return checkSession(r.SessionID)
 }
 
 func (r *SessionsRequest) members(list []member) []member {
@@ -47,7 +47,7 @@ func (r *SessionEnd) Check() error {
 	if r.SessionID == "" {
 		return Errorf(CodeMalformed, "the request has no session_id")
 	}
-	return nil
+	return checkSession(r.SessionID)
 }
 
 func (r *SessionEnd) members(list []member) []member {

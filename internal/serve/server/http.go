@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
@@ -195,8 +196,14 @@ func (f *httpFront) open(buffer *web.Buffer, w http.ResponseWriter, r *http.Requ
 		deadline = min(deadline, time.Duration(min(ms, 1<<31))*time.Millisecond)
 	}
 	if op.Parameters != nil && r.URL.RawQuery != "" {
-		body, failure = inURL(r, op.Parameters...)
-		return api.JSON, body, deadline, failure
+		if body, failure = buffer.Read(w, r, api.MaxBody); failure == nil && len(body) > 0 {
+			failure = api.Errorf(api.CodeMalformed, "the request has parameters in the URL and a body; send one of them")
+		}
+		if failure == nil {
+			contentType = api.JSON
+			body, failure = inURL(r, op.Parameters...)
+		}
+		return contentType, body, deadline, failure
 	}
 	if name, _, _ := strings.Cut(r.URL.RawQuery, "="); r.URL.RawQuery != "" {
 		return contentType, nil, 0, api.Errorf(api.CodeMalformed,
@@ -214,9 +221,12 @@ func inURL(r *http.Request, known ...string) ([]byte, *api.Error) {
 	}
 	fields := map[string]string{}
 	for name, list := range values {
-		if !slices.Contains(known, name) || len(list) != 1 {
+		switch {
+		case !slices.Contains(known, name) || len(list) != 1:
 			return nil, api.Errorf(api.CodeMalformed, "%s accepts the parameters %s once, not %.40q", r.URL.Path,
 				strings.Join(known, " and "), name)
+		case !utf8.ValidString(list[0]):
+			return nil, api.Errorf(api.CodeMalformed, "the URL's parameter %s is not valid UTF-8: %.64q", name, list[0])
 		}
 		fields[name] = list[0]
 	}
