@@ -26,11 +26,14 @@ type etcdServer struct {
 	keys     map[string]string
 	revision int64
 	since    int64           // earlier revisions are compacted
-	changes  []string        // JSON of events, by revision from 1 on
+	changes  []change        // by revision from 1 on
 	away     bool            // every request fails
 	watches  []chan struct{} // woken at each change
 	ranges   int
 }
+
+// change is a change of a key, as the JSON of an event.
+type change struct{ key, event string }
 
 func (s *etcdServer) change(key, value string) {
 	s.mu.Lock()
@@ -43,10 +46,10 @@ func (s *etcdServer) change(key, value string) {
 	kv := strings.NewReplacer(`"Key"`, `"key"`, `"Value"`, `"value"`).Replace(string(text))
 	if value == "" {
 		delete(s.keys, key)
-		s.changes = append(s.changes, fmt.Sprintf(`{"type":"DELETE","kv":%s}`, kv))
+		s.changes = append(s.changes, change{key, fmt.Sprintf(`{"type":"DELETE","kv":%s}`, kv)})
 	} else {
 		s.keys[key] = value
-		s.changes = append(s.changes, fmt.Sprintf(`{"kv":%s}`, kv))
+		s.changes = append(s.changes, change{key, fmt.Sprintf(`{"kv":%s}`, kv)})
 	}
 	s.wake()
 }
@@ -111,7 +114,7 @@ func (s *etcdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"header":{"cluster_id":"1","revision":"%d"},"kvs":[%s],"more":%v}`, s.revision,
 			strings.Join(list, ","), more)
 	case r.URL.Path == "/v3/watch":
-		s.watch(w, r, q.Create.Start)
+		s.watch(w, r, q.Create.Start, string(q.Create.Key), string(q.Create.RangeEnd))
 	default:
 		http.NotFound(w, r)
 	}
@@ -122,8 +125,8 @@ func mustText(quoted []byte) (b []byte) {
 	return b
 }
 
-// watch sends changes. It holds the lock except while it waits.
-func (s *etcdServer) watch(w http.ResponseWriter, r *http.Request, from int64) {
+// watch sends changes of a range of keys. It holds the lock except while it waits.
+func (s *etcdServer) watch(w http.ResponseWriter, r *http.Request, from int64, key, end string) {
 	woken := make(chan struct{}, 1)
 	s.watches = append(s.watches, woken)
 	flush := func() { w.(http.Flusher).Flush() }
@@ -135,7 +138,9 @@ func (s *etcdServer) watch(w http.ResponseWriter, r *http.Request, from int64) {
 			return
 		}
 		for ; from <= s.revision; from++ {
-			fmt.Fprintf(w, `{"result":{"header":{"revision":"%d"},"events":[%s]}}`+"\n", from, s.changes[from-1])
+			if c := s.changes[from-1]; c.key >= key && c.key < end {
+				fmt.Fprintf(w, `{"result":{"header":{"revision":"%d"},"events":[%s]}}`+"\n", from, c.event)
+			}
 		}
 		flush()
 		s.mu.Unlock()
@@ -205,7 +210,7 @@ func TestEtcd(t *testing.T) {
 	// The watch falls behind a compaction and ends. The copy lists all keys again.
 	s.mu.Lock()
 	delete(s.keys, name(channelsKind, 8)) // no watch reports this deletion
-	s.revision, s.changes = s.revision+10, append(s.changes, make([]string, 10)...)
+	s.revision, s.changes = s.revision+10, append(s.changes, make([]change, 10)...)
 	s.since = s.revision
 	s.wake()
 	s.mu.Unlock()
