@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // tokens returns the tokens of a token file's text.
@@ -351,16 +352,20 @@ func TestOtherNames(t *testing.T) {
 func TestSlowUploads(t *testing.T) {
 	t.Parallel()
 	s := bare(nil)
+	s.QueryWorkers = 100 // fewer than slow clients, and more than uploads that are about to begin
 	for _, p := range s.httpPorts() {
 		mux := web.NewMux()
-		var begun atomic.Int32
+		var begun, refused atomic.Int32
 		mux.Handle("/upload", web.Rules{http.MethodPost: web.Reads}, func(w http.ResponseWriter, r *http.Request) {
 			begun.Add(1)
 			if _, failure := web.ReadBody(w, r, 8<<20); failure != nil {
 				p.deny(w, failure)
 			}
 		})
-		server := httptest.NewServer(s.guarded(mux, p.deny))
+		server := httptest.NewServer(s.guarded(mux, func(w http.ResponseWriter, failure *api.Error) {
+			refused.Add(1)
+			p.deny(w, failure)
+		}))
 		defer server.Close()
 		const slow = 200
 		for i := range slow {
@@ -374,9 +379,11 @@ func TestSlowUploads(t *testing.T) {
 			if _, err := fmt.Fprint(c, "POST /upload HTTP/1.1\r\nHost: localhost\r\n", head); err != nil {
 				t.Fatal(err)
 			}
-		}
-		for begun.Load() < slow { // on a busy machine the first uploads have timed out by then
-			runtime.Gosched()
+			for int(begun.Load()) <= i { // otherwise all uploads would begin at once
+				if runtime.Gosched(); refused.Load() > 0 {
+					t.Fatalf("%s: a slow client is refused", p.flag)
+				}
+			}
 		}
 		for range 30 {
 			reply, err := http.Post(server.URL+"/upload", "", strings.NewReader(strings.Repeat(" ", 1<<20)))
