@@ -149,10 +149,13 @@ func TestSelectSessions(t *testing.T) {
 	}
 	kept := func(c *client.Client, what string) {
 		t.Helper()
-		harness.Eventually(t, what, func() (bool, string) {
-			s, err := c.Select(ctx, request("", "s")) // a node without the binding may choose the same worker of three by chance
-			return err == nil && s.Worker == first.Worker && s.Probability == 1, fmt.Sprintf("%+v %v", s, err)
+		harness.Eventually(t, what, func() (bool, string) { // a node without the session may choose the same worker
+			l, err := c.Sessions(ctx, &api.SessionsRequest{SessionID: "s"})
+			return err == nil && len(l.Sessions) == 1 && l.Sessions[0].Worker == first.Worker, fmt.Sprintf("%+v %v", l, err)
 		})
+		if s, err := c.Select(ctx, request("", "s")); err != nil || s.Worker != first.Worker || s.Probability != 1 {
+			t.Errorf("%s: %+v, %v", what, s, err)
+		}
 	}
 	kept(asks[1], "the other node has the session's worker")
 	s, err := asks[1].Select(ctx, request("r1", "s"))

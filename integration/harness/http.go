@@ -79,6 +79,9 @@ func HTTPOnce(addr, method, path string, body, into any) error {
 	if err != nil {
 		return err
 	}
+	if method == http.MethodGet && body == nil {
+		text = nil
+	}
 	r, err := http.NewRequest(method, "http://"+addr+path, bytes.NewReader(text))
 	if err != nil {
 		return err

@@ -185,7 +185,8 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{ops.EndSession, `{"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
 		{ops.EndSession, `{}`, "the request has no session_id"},
 	} {
-		_, failure := Handler{Router: &routerStub{}, Insights: struct{ Insights }{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
+		h := Handler{Router: &routerStub{}, Insights: struct{ Insights }{}}
+		_, failure := h.Handle(t.Context(), c.op, JSON, []byte(c.body))
 		if failure == nil || !strings.Contains(failure.Message, c.want) {
 			t.Errorf("%s %.80s: %v, want %q", c.op, c.body, failure, c.want)
 		}
