@@ -73,7 +73,7 @@ func (f *Source) followDiscovery() error {
 	for f.ctx.Err() == nil {
 		list, wrong, err := d.publishers()
 		for _, err := range wrong {
-			f.bad.WarnTo(f.log, "a record of Dynamo's discovery is skipped", "error", err)
+			f.bad.WarnTo(f.log, "a part of Dynamo's discovery cannot be used", "error", err)
 		}
 		if err != nil && !errors.Is(err, etcd.ErrNotAsked) && !errors.Is(err, kube.ErrNotListed) {
 			f.watch.unreached("discovery", err, d.advice)
