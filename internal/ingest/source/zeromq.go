@@ -73,7 +73,8 @@ func (f *Source) followDiscovery() error {
 	for f.ctx.Err() == nil {
 		list, wrong, err := d.publishers()
 		for _, err := range wrong {
-			f.bad.WarnTo(f.log, "a part of Dynamo's discovery cannot be used", "error", err)
+			f.bad.WarnTo(f.log, "a part of Dynamo's discovery cannot be used", "error", err, "what_to_do",
+				"all other parts are used; check that this shim reads the workers' release of Dynamo (docs/engines/dynamo.md)")
 		}
 		if err != nil && !errors.Is(err, etcd.ErrNotAsked) && !errors.Is(err, kube.ErrNotListed) {
 			f.watch.unreached("discovery", err, d.advice)
