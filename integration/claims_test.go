@@ -28,7 +28,7 @@ func claimsServer(t *testing.T, file, addr, data string, required bool, models m
 	}
 	node := []string{"$JS.API.>", "$KV.>", "kv.v1.>", "_INBOX.>", "$SYS.REQ.USER.INFO"}
 	if required {
-		node = append(node, jetstream.ClaimsRequiredSubject(ns))
+		node = append(node, jetstream.Names(ns).ClaimsRequired())
 	}
 	user("node", node...)
 	for name, model := range models {

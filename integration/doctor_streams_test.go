@@ -120,7 +120,7 @@ func doctorsStreams(t *testing.T, s *staged) {
 	s.mend(t, args, remedy{[]doctor.Fault{"node_silent"}, "node-b", func() { serve("node-b", "--zone", "rack-2") }})
 
 	admin := adminOf(t, options)
-	log, other := jetstream.StreamName("default", 0), jetstream.StreamName("default", 1)
+	log, other := jetstream.Names("default").Stream(0), jetstream.Names("default").Stream(1)
 	admin.change(log, map[string]any{"max_msgs_per_subject": 5})
 	admin.change(other, map[string]any{"allow_direct": false, "allow_atomic": false})
 	admin.change("KV_kvatlas_default_snap", map[string]any{"max_bytes": 20_000})

@@ -94,7 +94,7 @@ accounts {
 			t.Fatal(err)
 		}
 		asked++
-		reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), contentType, body)
+		reply, err := conn.Request(ctx, jetstream.Names("default").Query(ops.Find), contentType, body)
 		a := &api.Answer{}
 		if err == nil {
 			err = api.DecodeReply(reply.ContentType, reply.Body, a)

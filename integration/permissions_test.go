@@ -53,8 +53,8 @@ var (
 	stores   = []string{nodeUser, storeUser}
 )
 
-// matrixRow lists the users with access to a subject. of is the subject's function of pkg/jetstream/subjects.go or its
-// constant of pkg/api.
+// matrixRow lists the users with access to a subject. of is the subject's function, or method of Names, in
+// pkg/jetstream/subjects.go, or its constant of pkg/api.
 type matrixRow struct {
 	of        string
 	subject   string
@@ -70,47 +70,47 @@ func matrix(p, q events.Partition) []matrixRow {
 	ownLog, otherLog := fmt.Sprintf("KV_EVENTS_a_%d", p), fmt.Sprintf("KV_EVENTS_a_%d", (p+1)%4)
 	control := []string{nodeUser, shimUser, poolUser}
 	rows := []matrixRow{
-		{"EventSubject", "kv.v1.a.ev." + own, shims, nodeOnly},
-		{"EventSubject", "kv.v1.a.ev." + other, pools, nodeOnly},
-		{"EventSubject", "kv.v1.a.ev." + wrong, pools, nodeOnly},
+		{"Event", "kv.v1.a.ev." + own, shims, nodeOnly},
+		{"Event", "kv.v1.a.ev." + other, pools, nodeOnly},
+		{"Event", "kv.v1.a.ev." + wrong, pools, nodeOnly},
 		{"streamSubjects", "kv.v1.a.ev.0.>", nil, nodeOnly},
 		{"nobodysSubject", "kv.v1.a.ev.0.=.nobody", pools, nodeOnly},
-		{"DynamoSubject", "kv.v1.a.dynamo.m1.generate", routers, nodeOnly},
-		{"DynamoSubject", "kv.v1.a.dynamo.m1.select", routers, nodeOnly},
-		{"DynamoSubject", "kv.v1.a.dynamo.m1.other", nodeOnly, nodeOnly},
-		{"NodeSubject", "kv.v1.a.node.n1.find", nodeOnly, nodeOnly},
-		{"NodeSubject", "kv.v1.a.node.n1.forward", nodeOnly, nodeOnly},
-		{"NodesSubject", "kv.v1.a.nodes", nodeOnly, nodeOnly},
-		{"SharedSubject", "kv.v1.a.shared.loads", nodeOnly, nodeOnly},
-		{"SharedSubject", "kv.v1.a.shared.sessions.1f", nodeOnly, nodeOnly},
-		{"EngineSubject", "kv.v1.a.engine.w1", shims, nodeOnly},
-		{"EngineSubjects", "kv.v1.a.engine.w2", pools, nodeOnly},
-		{"ControlSubject", fmt.Sprintf("kv.v1.a.ctl.%d", p), nodeOnly, control},
-		{"ControlRankSubject", "kv.v1.a.ctl." + own, shims, control},
-		{"ControlRankSubject", "kv.v1.a.ctl." + other, pools, pools},
-		{"AnswerSubject", "kv.v1.a.answer." + own + ".id", shims, control},
-		{"AnswerSubject", "kv.v1.a.answer." + other + ".id", pools, pools},
-		{"RecallSubject", "kv.v1.a.recall." + own, shims, nodeOnly},
+		{"Dynamo", "kv.v1.a.dynamo.m1.generate", routers, nodeOnly},
+		{"Dynamo", "kv.v1.a.dynamo.m1.select", routers, nodeOnly},
+		{"Dynamo", "kv.v1.a.dynamo.m1.other", nodeOnly, nodeOnly},
+		{"Node", "kv.v1.a.node.n1.find", nodeOnly, nodeOnly},
+		{"Node", "kv.v1.a.node.n1.forward", nodeOnly, nodeOnly},
+		{"Nodes", "kv.v1.a.nodes", nodeOnly, nodeOnly},
+		{"Shared", "kv.v1.a.shared.loads", nodeOnly, nodeOnly},
+		{"Shared", "kv.v1.a.shared.sessions.1f", nodeOnly, nodeOnly},
+		{"Engine", "kv.v1.a.engine.w1", shims, nodeOnly},
+		{"Engines", "kv.v1.a.engine.w2", pools, nodeOnly},
+		{"Control", fmt.Sprintf("kv.v1.a.ctl.%d", p), nodeOnly, control},
+		{"ControlRank", "kv.v1.a.ctl." + own, shims, control},
+		{"ControlRank", "kv.v1.a.ctl." + other, pools, pools},
+		{"Answer", "kv.v1.a.answer." + own + ".id", shims, control},
+		{"Answer", "kv.v1.a.answer." + other + ".id", pools, pools},
+		{"Recall", "kv.v1.a.recall." + own, shims, nodeOnly},
 		{"RecallPrefix", "kv.v1.a.recall." + other, pools, nodeOnly},
-		{"StoreSubject", "kv.v1.a.store.master=3A9003", stores, nodeOnly},
-		{"StoreSubject", "kv.v1.a.store.other=3A9003", nodeOnly, nodeOnly},
-		{"StoreSourceSubject", "kv.v1.a.store.master=3A9003.source", stores, nodeOnly},
-		{"StoreSourceSubjects", "kv.v1.a.store.other=3A9003.source", nodeOnly, nodeOnly},
+		{"Store", "kv.v1.a.store.master=3A9003", stores, nodeOnly},
+		{"Store", "kv.v1.a.store.other=3A9003", nodeOnly, nodeOnly},
+		{"StoreSource", "kv.v1.a.store.master=3A9003.source", stores, nodeOnly},
+		{"StoreSources", "kv.v1.a.store.other=3A9003.source", nodeOnly, nodeOnly},
 		{"recordPrefix", "kv.v1.a.record.n1", nodeOnly, nodeOnly},
-		{"secretBucket", "$KV.kvatlas_a_secret.recording", nodeOnly, nil},
-		{"metaBucket", "$KV.kvatlas_a.namespace", nodeOnly, nil},
+		{"SecretBucket", "$KV.kvatlas_a_secret.recording", nodeOnly, nil},
+		{"MetaBucket", "$KV.kvatlas_a.namespace", nodeOnly, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m1", shims, nil},
 		{"modelKey", "$KV.kvatlas_a.model.m2", nodeOnly, nil},
 		{"forgottenKey", "$KV.kvatlas_a.forgotten.m1", nodeOnly, nil},
-		{"snapshotBucket", "$KV.kvatlas_a_snap.p0.manifest", nodeOnly, nil},
-		{"nodesBucket", "$KV.kvatlas_a_nodes.n1", nodeOnly, nil},
+		{"SnapshotBucket", "$KV.kvatlas_a_snap.p0.manifest", nodeOnly, nil},
+		{"NodesBucket", "$KV.kvatlas_a_nodes.n1", nodeOnly, nil},
 		{"WorkerKey", "$KV.kvatlas_a_workers." + own, shims, nil},
-		{"workersBucket", "$KV.kvatlas_a_workers." + other, pools, nil},
+		{"WorkersBucket", "$KV.kvatlas_a_workers." + other, pools, nil},
 		{"ClaimKey", "$KV.kvatlas_a_workers.serves.w1.m1", shims, nil},
 		{"ClaimPrefix", "$KV.kvatlas_a_workers.serves.w1.m2", nodeOnly, nil},
 		{"ClaimKey", "$KV.kvatlas_a_workers.serves.w2.m1", pools, nil},
 		{"ClaimKey", "$KV.kvatlas_a_workers.serves.w2.m2", nodeOnly, nil},
-		{"ClaimsRequiredSubject", "kv.v1.a.claims.required", nodeOnly, nodeOnly},
+		{"ClaimsRequired", "kv.v1.a.claims.required", nodeOnly, nodeOnly},
 		{"OperatorKey", "$KV.kvatlas_a_workers.operator.w1", nodeOnly, nil},
 		{"ProbeKey", "$KV.kvatlas_a_workers.probe", nodeOnly, nil},
 		{"another namespace", "kv.v1.b.ev." + own, nil, nil},
@@ -168,7 +168,7 @@ func matrix(p, q events.Partition) []matrixRow {
 		ops.Verify: nodeOnly, ops.Snapshot: nodeOnly, ops.BlockHistory: nodeOnly, ops.Recorded: nodeOnly,
 		ops.Prefixes: nodeOnly, ops.CapacitySamples: nodeOnly,
 	} {
-		rows = append(rows, matrixRow{op, jetstream.QuerySubject("a", op), users, nodeOnly})
+		rows = append(rows, matrixRow{op, jetstream.Names("a").Query(op), users, nodeOnly})
 	}
 	for _, user := range allUsers {
 		rows = append(rows, matrixRow{"inbox", "_INBOX_" + user + ".x", onlyShims(user), []string{user}})
@@ -205,13 +205,15 @@ func parseDir(t *testing.T, dir string) (files []*ast.File) {
 	return files
 }
 
-// subjectFunctions returns the functions of pkg/jetstream that name a subject, a bucket or a key.
+// subjectFunctions returns the functions of pkg/jetstream, and the methods of Names, that name a subject, a bucket or a
+// key.
 func subjectFunctions(t *testing.T) (names []string) {
 	t.Helper()
 	for _, f := range parseDir(t, "../pkg/jetstream") {
 		for _, d := range f.Decls {
 			fn, is := d.(*ast.FuncDecl)
-			if !is || fn.Recv != nil || strings.HasPrefix(strings.ToLower(fn.Name.Name), "parse") {
+			if !is || fn.Recv != nil && fmt.Sprint(fn.Recv.List[0].Type) != "Names" ||
+				strings.HasPrefix(strings.ToLower(fn.Name.Name), "parse") {
 				continue
 			}
 			uses := strings.HasSuffix(fn.Name.Name, "Key") || strings.HasSuffix(fn.Name.Name, "Bucket")
@@ -235,12 +237,12 @@ func subjectFunctions(t *testing.T) (names []string) {
 }
 
 // Functions without a separate subject.
-var noRowOf = []string{"answerPrefix", "validKey", "oddBucket"}
+var noRowOf = []string{"Root", "AnswerPrefix", "validKey", "oddBucket"}
 
 // TestEverySubjectHasARow: a new subject, bucket, key or operation needs a row in the matrix.
 func TestEverySubjectHasARow(t *testing.T) {
 	t.Parallel()
-	rows := map[string]bool{"QuerySubject": true}
+	rows := map[string]bool{"Query": true}
 	for _, r := range matrix(0, 1) {
 		rows[r.of] = true
 	}
@@ -285,9 +287,9 @@ func startMatrix(t *testing.T, kind string, amend func(config string) string) *m
 	if err := s.ring.AddNamespace("a", 4); err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range []natsauth.Member{{Role: jetstream.RoleShim, Worker: "w1", Models: []string{"m1"}},
-		{Role: jetstream.RolePool, Pool: "gpu", Models: []string{"m1"}}, {Role: jetstream.RoleStore, Store: "master:9003"},
-		{Role: jetstream.RoleAnalyst, Name: "a1"}} {
+	for _, m := range []natsauth.Member{{Role: natsauth.RoleShim, Worker: "w1", Models: []string{"m1"}},
+		{Role: natsauth.RolePool, Pool: "gpu", Models: []string{"m1"}}, {Role: natsauth.RoleStore, Store: "master:9003"},
+		{Role: natsauth.RoleAnalyst, Name: "a1"}} {
 		m.Namespace = "a"
 		if _, err := s.ring.Add(m); err != nil {
 			t.Fatal(err)

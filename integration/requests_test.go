@@ -37,7 +37,7 @@ func TestRefusedQueriesAreSeen(t *testing.T) {
 		var all sync.WaitGroup
 		for range 200 {
 			all.Go(func() {
-				reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), api.JSON, body)
+				reply, err := conn.Request(ctx, jetstream.Names("default").Query(ops.Find), api.JSON, body)
 				var refused *jetstream.ServiceError
 				var e api.ErrorBody
 				if !errors.As(err, &refused) || json.Unmarshal(reply.Body, &e) != nil || e.Error == nil {

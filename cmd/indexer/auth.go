@@ -28,7 +28,7 @@ subjects of the role from the nodes' account.`,
 
 // userFlags adds the flags with names of users.
 func userFlags(f *pflag.FlagSet, n *upkeep.UserNames) {
-	client := func(to *[]string, role jetstream.Role, what string) cli.Flag {
+	client := func(to *[]string, role natsauth.Role, what string) cli.Flag {
 		return cli.Var(to, string(role), nil, what+", with a separate key and inbox; may be given again")
 	}
 	cli.Flags{
@@ -40,10 +40,10 @@ func userFlags(f *pflag.FlagSet, n *upkeep.UserNames) {
 			"HTTP address of a shared store's master, for a key of the store's shim; may be given again"),
 		cli.Var(&n.Models, "model", nil,
 			"permitted model of the workers of --shim and --pool; may be given again (default: any model)"),
-		client(&n.Readers, jetstream.RoleReader, "name of a further reader"),
-		client(&n.Routers, jetstream.RoleRouter, "name of a further router"),
-		client(&n.Operators, jetstream.RoleOperator, "name of a further operator"),
-		client(&n.Analysts, jetstream.RoleAnalyst, "name of a reader of recorded requests"),
+		client(&n.Readers, natsauth.RoleReader, "name of a further reader"),
+		client(&n.Routers, natsauth.RoleRouter, "name of a further router"),
+		client(&n.Operators, natsauth.RoleOperator, "name of a further operator"),
+		client(&n.Analysts, natsauth.RoleAnalyst, "name of a reader of recorded requests"),
 	}.Add(f)
 }
 

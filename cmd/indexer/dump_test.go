@@ -26,7 +26,7 @@ func TestSnapshotsNotWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	service, err := jetstream.Serve(conn, jetstream.ServiceConfig{Name: "node", Version: "1.0.0",
-		Endpoints: []jetstream.Endpoint{{Name: ops.Snapshot, Subject: jetstream.QuerySubject("default", ops.Snapshot),
+		Endpoints: []jetstream.Endpoint{{Name: ops.Snapshot, Subject: jetstream.Names("default").Query(ops.Snapshot),
 			Handler: func(_ context.Context, r jetstream.Request) jetstream.Response {
 				body, err := api.Marshal(r.ContentType, &api.SnapshotList{Missing: []events.Partition{1, 3}})
 				if err != nil {

@@ -28,7 +28,7 @@ func NodeClient(t testing.TB, conn *jetstream.Conn, node string) *client.Client 
 	}
 	t.Cleanup(pool.Close)
 	return client.OverPool(pool, func(op string) string {
-		subject, err := jetstream.NodeSubject("default", node, op)
+		subject, err := jetstream.Names("default").Node(node, op)
 		if err != nil {
 			t.Error(err)
 		}

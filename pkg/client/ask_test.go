@@ -205,7 +205,7 @@ func serve(t testing.TB, c *jetstream.Conn, find func(*Query) (*Answer, *Error))
 	s, err := jetstream.Serve(c, jetstream.ServiceConfig{
 		Name: "test", Version: "1.0.0", Workers: 8, Queue: 1000,
 		Endpoints: []jetstream.Endpoint{{
-			Name: "find", Subject: jetstream.QuerySubject("test", ops.Find), QueueGroup: "q",
+			Name: "find", Subject: jetstream.Names("test").Query(ops.Find), QueueGroup: "q",
 			Handler: func(_ context.Context, r jetstream.Request) jetstream.Response {
 				var q Query
 				if err := api.Unmarshal(r.ContentType, r.Body, &q); err != nil {
@@ -407,7 +407,7 @@ func TestHedgedRequestsKeepToTheirBudget(t *testing.T) {
 	var why again
 	c := overNATS(t, s, &why)
 	silent := connect(t, s)
-	stop, err := silent.Subscribe(jetstream.QuerySubject("test", ops.Find), func(jetstream.Request) {})
+	stop, err := silent.Subscribe(jetstream.Names("test").Query(ops.Find), func(jetstream.Request) {})
 	if err != nil {
 		t.Fatal(err)
 	}

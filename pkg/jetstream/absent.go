@@ -37,7 +37,7 @@ func (n *Namespace) Absent(ctx context.Context, ranks []events.RankKey, body []b
 		if err != nil {
 			return nil, err
 		}
-		subject, err := ControlRankSubject(n.name, p, key)
+		subject, err := n.name.ControlRank(p, key)
 		if err != nil {
 			return nil, err
 		}

@@ -81,12 +81,12 @@ type Value struct {
 // configuration.
 func (n *Namespace) EnsureSnapshots(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
 	cfg.batches = true
-	return ensureBucket(ctx, n.c, snapshotBucket(n.name), cfg, n.replicas)
+	return ensureBucket(ctx, n.c, n.name.SnapshotBucket(), cfg, n.replicas)
 }
 
 // OpenSnapshots opens the bucket for snapshots. It returns [ErrNotFound] if there is none.
 func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
-	b := openBucket(n.c, snapshotBucket(n.name))
+	b := openBucket(n.c, n.name.SnapshotBucket())
 	a, err := n.c.streamInfo(ctx, b.stream)
 	if err != nil {
 		return nil, err
@@ -99,13 +99,13 @@ func (n *Namespace) OpenSnapshots(ctx context.Context) (*Bucket, error) {
 // applies the limits of the configuration.
 func (n *Namespace) EnsureWorkers(ctx context.Context, cfg BucketConfig) (*Bucket, error) {
 	cfg.largest = largestRecord
-	return ensureBucket(ctx, n.c, workersBucket(n.name), cfg, n.replicas)
+	return ensureBucket(ctx, n.c, n.name.WorkersBucket(), cfg, n.replicas)
 }
 
 // OpenWorkers returns the bucket for workers' registrations, for shims with permissions for their own keys only. Until
 // an indexer has created the bucket, its methods return [ErrUnavailable] or [ErrNotFound].
 func (n *Namespace) OpenWorkers() *Bucket {
-	b := openBucket(n.c, workersBucket(n.name))
+	b := openBucket(n.c, n.name.WorkersBucket())
 	b.own = true
 	return b
 }
@@ -122,7 +122,7 @@ func (c *Conn) roomForValues() error {
 }
 
 func openBucket(c *Conn, name string) *Bucket {
-	return &Bucket{c: c, name: name, stream: bucketStream(name)}
+	return &Bucket{c: c, name: name, stream: BucketStream(name)}
 }
 
 // ensureBucket creates a bucket, or updates an existing one. The stream has the settings of nats.go's CreateKeyValue
@@ -133,7 +133,7 @@ func ensureBucket(ctx context.Context, c *Conn, name string, cfg BucketConfig, r
 	b.atomic = cfg.batches && c.atomicBatches()
 	want := jetstream.StreamConfig{
 		Name:               b.stream,
-		Subjects:           []string{keySubject(name, ">")},
+		Subjects:           []string{KeySubject(name, ">")},
 		MaxMsgsPerSubject:  1,
 		MaxBytes:           cmp.Or(cfg.MaxBytes, -1),
 		MaxMsgSize:         cmp.Or(cfg.largest, -1),
@@ -205,7 +205,7 @@ func (b *Bucket) last(ctx context.Context, key string) (entry Entry, deleted boo
 	if b.own {
 		read = b.c.lastOwn
 	}
-	m, err := read(ctx, b.stream, keySubject(b.name, key))
+	m, err := read(ctx, b.stream, KeySubject(b.name, key))
 	if err != nil {
 		return Entry{}, false, err
 	}
@@ -220,7 +220,7 @@ func (b *Bucket) Get(ctx context.Context, key string) ([]byte, error) {
 	if !validKey(key) {
 		return nil, fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
 	}
-	subject := b.c.api + "DIRECT.GET." + b.stream + "." + keySubject(b.name, key)
+	subject := b.c.api + "DIRECT.GET." + b.stream + "." + KeySubject(b.name, key)
 	var reply *nats.Msg
 	err := b.c.retry(ctx, func() (err error) {
 		reply, err = b.c.request(ctx, &nats.Msg{Subject: subject})
@@ -241,7 +241,7 @@ func (b *Bucket) Put(ctx context.Context, key string, data []byte) (revision uin
 	if err := b.check(Value{key, data}); err != nil {
 		return 0, err
 	}
-	m := &nats.Msg{Subject: keySubject(b.name, key), Data: data}
+	m := &nats.Msg{Subject: KeySubject(b.name, key), Data: data}
 	err = b.c.retry(ctx, func() (err error) {
 		revision, err = b.c.store(ctx, b.stream, m)
 		return err
@@ -259,7 +259,7 @@ func (b *Bucket) PutAll(ctx context.Context, values []Value) error {
 	}
 	return failed(fmt.Sprintf("put %d keys in bucket %s", len(values), b.name), b.storeAll(ctx, len(values),
 		func(i int) *nats.Msg {
-			return &nats.Msg{Subject: keySubject(b.name, values[i].Key), Data: values[i].Data}
+			return &nats.Msg{Subject: KeySubject(b.name, values[i].Key), Data: values[i].Data}
 		}))
 }
 
@@ -273,7 +273,7 @@ func (b *Bucket) DeleteAll(ctx context.Context, keys []string) error {
 	}
 	return failed(fmt.Sprintf("delete %d keys in bucket %s", len(keys), b.name), b.storeAll(ctx, len(keys),
 		func(i int) *nats.Msg {
-			return &nats.Msg{Subject: keySubject(b.name, keys[i]), Header: nats.Header{headerKVOperation: {"DEL"}}}
+			return &nats.Msg{Subject: KeySubject(b.name, keys[i]), Header: nats.Header{headerKVOperation: {"DEL"}}}
 		}))
 }
 
@@ -289,7 +289,7 @@ func (b *Bucket) storeAll(ctx context.Context, n int, message func(i int) *nats.
 		batch := b.atomic && to-from > 1
 		err := b.c.retry(ctx, func() error {
 			if batch {
-				_, err := b.c.storeBatch(ctx, b.stream, keySubject(b.name, ""), nuid.Next(), to-from,
+				_, err := b.c.storeBatch(ctx, b.stream, KeySubject(b.name, ""), nuid.Next(), to-from,
 					func(i int) *nats.Msg { return message(from + i) })
 				if !batchRefused(codeOf(err)) {
 					return err
@@ -393,7 +393,7 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 	stored := 0 // stored values, without a batch
 	indeterminate := false
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		last := &nats.Msg{Subject: keySubject(b.name, guard.Key), Data: guard.Data, Header: nats.Header{
+		last := &nats.Msg{Subject: KeySubject(b.name, guard.Key), Data: guard.Data, Header: nats.Header{
 			headerExpectedLast: []string{strconv.FormatUint(expected, 10)}}}
 		if deletes {
 			last.Header[headerKVOperation] = []string{"DEL"}
@@ -435,11 +435,11 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 }
 
 func (b *Bucket) commitBatch(ctx context.Context, values []Value, guard *nats.Msg) (uint64, error) {
-	return b.c.storeBatch(ctx, b.stream, keySubject(b.name, ""), nuid.Next(), len(values)+1, func(i int) *nats.Msg {
+	return b.c.storeBatch(ctx, b.stream, KeySubject(b.name, ""), nuid.Next(), len(values)+1, func(i int) *nats.Msg {
 		if i == len(values) {
 			return guard
 		}
-		return &nats.Msg{Subject: keySubject(b.name, values[i].Key), Data: values[i].Data}
+		return &nats.Msg{Subject: KeySubject(b.name, values[i].Key), Data: values[i].Data}
 	})
 }
 
@@ -447,7 +447,7 @@ func (b *Bucket) commitBatch(ctx context.Context, values []Value, guard *nats.Ms
 func (b *Bucket) commitGuardLast(ctx context.Context, values []Value, stored *int, guard *nats.Msg) (uint64, error) {
 	for ; *stored < len(values); *stored++ {
 		v, begun := values[*stored], time.Now()
-		if _, err := b.c.store(ctx, b.stream, &nats.Msg{Subject: keySubject(b.name, v.Key), Data: v.Data}); err != nil {
+		if _, err := b.c.store(ctx, b.stream, &nats.Msg{Subject: KeySubject(b.name, v.Key), Data: v.Data}); err != nil {
 			return 0, err
 		}
 		if !loop.Wait(ctx, min(restFactor*time.Since(begun), restMost)) {
@@ -464,7 +464,7 @@ func (b *Bucket) Erase(ctx context.Context, key string, upTo uint64) error {
 		return fmt.Errorf("key %.64q in bucket %s: %w", key, b.name, ErrBadName)
 	}
 	return b.c.call(ctx, "erase "+key+" from bucket "+b.name, "STREAM.PURGE."+b.stream,
-		purgeArgs{Sequence: upTo + 1, Subject: keySubject(b.name, key)}, nil)
+		purgeArgs{Sequence: upTo + 1, Subject: KeySubject(b.name, key)}, nil)
 }
 
 // Keys returns the sorted keys with a prefix (empty, or ending in '.'), from the stream's leader.
@@ -472,12 +472,12 @@ func (b *Bucket) Keys(ctx context.Context, prefix string) ([]string, error) {
 	if prefix != "" && (!strings.HasSuffix(prefix, ".") || !validKey(prefix[:len(prefix)-1])) {
 		return nil, fmt.Errorf("prefix %.64q in bucket %s: %w: must end in '.'", prefix, b.name, ErrBadName)
 	}
-	subjects, err := b.c.subjects(ctx, "list keys of bucket "+b.name, b.stream, keySubject(b.name, prefix+">"))
+	subjects, err := b.c.subjects(ctx, "list keys of bucket "+b.name, b.stream, KeySubject(b.name, prefix+">"))
 	if err != nil {
 		return nil, err
 	}
 	for i, subject := range subjects {
-		subjects[i] = subject[len(keySubject(b.name, "")):]
+		subjects[i] = subject[len(KeySubject(b.name, "")):]
 	}
 	slices.Sort(subjects)
 	return subjects, nil
@@ -517,7 +517,7 @@ func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string)
 			Purged int `json:"purged"`
 		}
 		if err := b.c.call(ctx, "remove "+key+" from bucket "+b.name, "STREAM.PURGE."+b.stream,
-			purgeArgs{Sequence: before, Subject: keySubject(b.name, key)}, &answer); err != nil {
+			purgeArgs{Sequence: before, Subject: KeySubject(b.name, key)}, &answer); err != nil {
 			return removed, err
 		}
 		removed += answer.Purged
@@ -527,7 +527,7 @@ func (b *Bucket) Sweep(ctx context.Context, prefix string, keep func(key string)
 
 // Writable is [Namespace.Writable] for the bucket.
 func (b *Bucket) Writable(ctx context.Context) error {
-	return b.c.writable(ctx, b.stream, keySubject(b.name, nobodysKey))
+	return b.c.writable(ctx, b.stream, KeySubject(b.name, nobodysKey))
 }
 
 // goneFor is the least time for which a bucket must be missing before the recreation. If nats-server 2.15.3 creates a
@@ -582,14 +582,14 @@ func (b *Bucket) Usage(ctx context.Context) (BucketUsage, error) {
 // deleted after life without a write, by the server's clock. This deletion only tidies up. The bucket has as many
 // replicas as the namespace.
 func (n *Namespace) EnsureNodes(ctx context.Context, life time.Duration) (*Bucket, error) {
-	return ensureBucket(ctx, n.c, nodesBucket(n.name), BucketConfig{TTL: life, Replicas: n.replicas}, 1)
+	return ensureBucket(ctx, n.c, n.name.NodesBucket(), BucketConfig{TTL: life, Replicas: n.replicas}, 1)
 }
 
 // All reads every value of a small bucket with one request from any replica, which may be slightly behind. It makes a
 // single attempt.
 func (b *Bucket) All(ctx context.Context) (entries []Entry, err error) {
 	action := "read bucket " + b.name
-	args, err := json.Marshal(map[string]any{"multi_last": []string{keySubject(b.name, ">")}, "batch": 1024})
+	args, err := json.Marshal(map[string]any{"multi_last": []string{KeySubject(b.name, ">")}, "batch": 1024})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", action, err)
 	}
@@ -618,7 +618,7 @@ func (b *Bucket) entry(m *nats.Msg) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	key, ok := strings.CutPrefix(last.Subject, keySubject(b.name, ""))
+	key, ok := strings.CutPrefix(last.Subject, KeySubject(b.name, ""))
 	if !ok {
 		return Entry{}, fmt.Errorf("the answer is of subject %.128q", last.Subject)
 	}

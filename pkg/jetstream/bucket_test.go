@@ -346,8 +346,8 @@ func TestBucketRefusals(t *testing.T) {
 	if _, err := w.ns.OpenSnapshots(w.ctx); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}
-	stream := bucketStream(snapshotBucket("test"))
-	cfg := map[string]any{"name": stream, "subjects": []string{"$KV." + snapshotBucket("test") + ".>"},
+	stream := BucketStream(Names("test").SnapshotBucket())
+	cfg := map[string]any{"name": stream, "subjects": []string{"$KV." + Names("test").SnapshotBucket() + ".>"},
 		"storage": "file", "retention": "limits", "max_msgs_per_subject": 5, "allow_direct": true}
 	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+stream, cfg, nil); err != nil {
 		t.Fatal(err)

@@ -15,8 +15,11 @@ import (
 // reloads its configuration can change permissions without closing connections.
 const claimsLook = 3 * time.Second
 
+// userInfo is the subject of a request for a user's account and permissions (nats-server).
+const userInfo = "$SYS.REQ.USER.INFO"
+
 // ClaimsRequired reports whether the NATS server requires this user to enforce model claims: whether the user's publish
-// permissions list [ClaimsRequiredSubject] by name. A matching wildcard does not count. The result is false if the user
+// permissions list [Names.ClaimsRequired] by name. A matching wildcard does not count. The result is false if the user
 // has no permissions, may not send the request, or the server has no such service.
 //
 // The error wraps [ErrUnavailable] if the server did not respond until the context ended.
@@ -47,7 +50,7 @@ func (n *Namespace) ClaimsRequired(ctx context.Context) (required bool, err erro
 	if err := json.Unmarshal(reply.Data, &info); err != nil {
 		return false, fmt.Errorf("read the permissions of this NATS user: %w", err)
 	}
-	return slices.Contains(info.Data.Permissions.Publish.Allow, ClaimsRequiredSubject(n.name)), nil
+	return slices.Contains(info.Data.Permissions.Publish.Allow, n.name.ClaimsRequired()), nil
 }
 
 // WatchClaimsRequired calls observe with the result of [Namespace.ClaimsRequired] after each connect and every few

@@ -13,7 +13,7 @@ import (
 // TestClaimsRequired reads the requirement of model claims from a user's permissions on a real server.
 func TestClaimsRequired(t *testing.T) {
 	t.Parallel()
-	marker := ClaimsRequiredSubject("n")
+	marker := Names("n").ClaimsRequired()
 	all := `"$JS.API.>", "$KV.>", "kv.v1.n.>", "_INBOX.>"`
 	for name, c := range map[string]struct {
 		user string
@@ -113,7 +113,7 @@ func TestClaimsRequiredIsWatched(t *testing.T) {
 		}
 	}
 	until(false)
-	write(`">", "` + ClaimsRequiredSubject("n") + `"`)
+	write(`">", "` + Names("n").ClaimsRequired() + `"`)
 	reload()
 	until(true)
 	write(`">"`)

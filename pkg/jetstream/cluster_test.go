@@ -201,7 +201,7 @@ func (cl *cluster) world(t testing.TB, name string) *world {
 // stepDown makes another server the leader of the log.
 func (w *world) stepDown() {
 	w.t.Helper()
-	if err := w.c.call(w.ctx, "step down", "STREAM.LEADER.STEPDOWN."+StreamName(w.ns.name, 0), nil, nil); err != nil {
+	if err := w.c.call(w.ctx, "step down", "STREAM.LEADER.STEPDOWN."+w.ns.name.Stream(0), nil, nil); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -229,8 +229,8 @@ func TestCluster(t *testing.T) {
 		if _, err := ns.EnsureSnapshots(w.ctx, BucketConfig{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, stream := range []string{StreamName("replicas", 0), bucketStream(metaBucket("replicas")),
-			bucketStream(snapshotBucket("replicas"))} {
+		for _, stream := range []string{Names("replicas").Stream(0), BucketStream(Names("replicas").MetaBucket()),
+			BucketStream(Names("replicas").SnapshotBucket())} {
 			if a, err := w.c.streamInfo(w.ctx, stream); err != nil || a.Config.Replicas != 3 {
 				t.Errorf("%s: %+v, %v", stream, a, err)
 			}
@@ -246,8 +246,8 @@ func TestCluster(t *testing.T) {
 			if _, err := ns.EnsureNodes(ctx, time.Hour); err != nil {
 				t.Fatal(err)
 			}
-			for _, bucket := range []string{metaBucket("raised"), nodesBucket("raised")} {
-				a, err := c.streamInfo(ctx, bucketStream(bucket))
+			for _, bucket := range []string{Names("raised").MetaBucket(), Names("raised").NodesBucket()} {
+				a, err := c.streamInfo(ctx, BucketStream(bucket))
 				if err != nil || a.Config.Replicas != replicas {
 					t.Errorf("%s with %d replicas wanted: %+v, %v", bucket, replicas, a, err)
 				}

@@ -230,7 +230,7 @@ func TestCommitWhileAnotherIsUnderWay(t *testing.T) {
 			}
 			return sub
 		}
-		storing := answer(keySubject("b", "k"), func() string {
+		storing := answer(KeySubject("b", "k"), func() string {
 			if asked++; asked < 4 || comes {
 				return `{"error":{"code":400,"err_code":10164,"description":"wrong last sequence"}}`
 			}

@@ -84,7 +84,7 @@ type Conn struct {
 	waiting   map[*waiter]struct{} // attempts under way
 	lost      chan struct{}        // closed when the connection is lost
 	noInbox   error                // set if the server refused the inbox, so that no reply can arrive
-	noAnswers bool                 // the server refused an AnswerSubject: answers go to inboxes
+	noAnswers bool                 // the server refused a [Names.Answer]: answers go to inboxes
 
 	settling  sync.Mutex
 	nextRound chan struct{} // closed at the end of the next round of settle; nil: no call waits
@@ -341,7 +341,7 @@ func (c *Conn) asyncError(sub *nats.Subscription, err error) {
 	c.options.AsyncError(err)
 }
 
-// answersDirectly reports whether the server refuses an [AnswerSubject], like a server with the permissions of an older
+// answersDirectly reports whether the server refuses a [Names.Answer], like a server with the permissions of an older
 // version. Shims and nodes are then in one account.
 func (c *Conn) answersDirectly() bool {
 	c.mu.Lock()

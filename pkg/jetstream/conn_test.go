@@ -272,17 +272,12 @@ func TestASilentServerIsLeft(t *testing.T) {
 // answers exceed the time of the test.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
-	shimGrant, err := ShimGrant("test", 1, "w1")
+	// internal/edge/natsauth compares the file with its grants.
+	accounts, err := os.ReadFile("testdata/accounts.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := configServer(t, "jetstream: enabled\n"+AccountsConfig(Accounts("test", []User{
-		{Grant: Grant{Role: RoleNode, User: "admin", Inbox: "_INBOX", Publish: []string{">"}, Subscribe: []string{">"}},
-			Password: "x"},
-		{Grant: shimGrant, Password: "x"},
-		{Grant: NodeGrant("test"), Password: "x"},
-		{Grant: ReaderGrant("test"), Password: "x"},
-	})))
+	srv := configServer(t, "jetstream: enabled\n"+string(accounts))
 	as := func(user, inbox string) *Conn {
 		return connect(t, ConnOptions{URLs: []string{srv.ClientURL()}, User: user, Password: "x", InboxPrefix: inbox,
 			AttemptTimeout: time.Hour, Core: user == "reader"})
@@ -300,7 +295,7 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	shim, err := OpenNamespace(ctx, as(shimGrant.User, shimGrant.Inbox), "test")
+	shim, err := OpenNamespace(ctx, as("shim-w1", "_INBOX_shim-w1"), "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -393,7 +388,7 @@ func TestPermissions(t *testing.T) {
 		t.Fatal(err)
 	}
 	svc, err := Serve(indexer.Conn(), ServiceConfig{Name: "kvatlas", Version: "1.0.0", Endpoints: []Endpoint{{
-		Name: "find", Subject: QuerySubject("test", "find"), QueueGroup: "q",
+		Name: "find", Subject: Names("test").Query("find"), QueueGroup: "q",
 		Handler: func(context.Context, Request) Response { return Response{Body: []byte("found")} },
 	}}})
 	if err != nil {
@@ -404,28 +399,28 @@ func TestPermissions(t *testing.T) {
 	if _, err := shim.OpenSnapshots(ctx); !errors.Is(err, ErrDenied) {
 		t.Fatalf("a shim that reads snapshots: %v", err)
 	}
-	recall, err := RecallSubject("test", 0, w1)
+	recall, err := Names("test").Recall(0, w1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := shim.Conn().Request(ctx, recall, "", nil); !errors.Is(err, ErrNoResponder) {
 		t.Fatalf("request for the snapshots' data: %v", err)
 	}
-	rank, err := ControlRankSubject("test", 0, w1)
+	rank, err := Names("test").ControlRank(0, w1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := shim.Conn().Request(ctx, rank, ContentJSON, nil); !errors.Is(err, ErrNoResponder) {
 		t.Fatalf("asking for the rank: %v", err)
 	}
-	answers, err := AnswerSubject("test", 0, w1, "")
+	answers, err := Names("test").Answer(0, w1, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	handler := func(context.Context, Request) Response { return Response{Body: []byte("w1")} }
 	desk, err := Serve(shim.Conn(), ServiceConfig{Name: "shim", Version: "1.0.0", Endpoints: []Endpoint{
 		{Name: "rank", Subject: rank, Handler: handler},
-		{Name: "partition", Subject: ControlSubject("test", 0), Handler: handler},
+		{Name: "partition", Subject: Names("test").Control(0), Handler: handler},
 	}, AnswerOn: func(id string) string { return answers + id }})
 	if err != nil {
 		t.Fatal(err)
@@ -445,7 +440,7 @@ func TestPermissions(t *testing.T) {
 		}
 	}
 	client := as("reader", "_INBOX_reader")
-	reply, err := client.Request(ctx, QuerySubject("test", "find"), "", nil)
+	reply, err := client.Request(ctx, Names("test").Query("find"), "", nil)
 	if err != nil || string(reply.Body) != "found" {
 		t.Fatal(reply, err)
 	}

@@ -66,7 +66,7 @@ func TestCrowded(t *testing.T) {
 	if got.crowded != 0 {
 		t.Fatalf("before: %+v", got)
 	}
-	bad, err := EventSubject("test", 0, events.RankKey{Instance: "bad", Rank: 7})
+	bad, err := Names("test").Event(0, events.RankKey{Instance: "bad", Rank: 7})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,10 +27,11 @@ func (c *Conn) NamespaceStreams(ctx context.Context, ns string) (list []StreamUs
 	for _, name := range log.Streams {
 		names = append(names, StreamUse{Name: name})
 	}
-	names = append(names, StreamUse{Name: recordingStream(ns)})
-	for _, bucket := range []string{secretBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns),
-		metaBucket(ns)} {
-		names = append(names, StreamUse{Name: bucketStream(bucket), Bucket: bucket})
+	of := Names(ns)
+	names = append(names, StreamUse{Name: of.RecordingStream()})
+	for _, bucket := range []string{of.SecretBucket(), of.SnapshotBucket(), of.NodesBucket(), of.WorkersBucket(),
+		of.MetaBucket()} {
+		names = append(names, StreamUse{Name: BucketStream(bucket), Bucket: bucket})
 	}
 	for _, s := range names {
 		a, err := c.streamInfo(ctx, s.Name)

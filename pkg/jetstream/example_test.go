@@ -139,7 +139,7 @@ func ExampleServe() {
 	defer cancel()
 	ns, stop := embedded(ctx)
 	defer stop()
-	subject := jetstream.QuerySubject(ns.Name(), "find")
+	subject := jetstream.Names(ns.Name()).Query("find")
 	svc, err := jetstream.Serve(ns.Conn(), jetstream.ServiceConfig{
 		Name: "kvatlas", Version: "1.0.0",
 		Endpoints: []jetstream.Endpoint{{
@@ -160,7 +160,7 @@ func ExampleServe() {
 	fmt.Println(string(reply.Body), err)
 	_, err = ns.Conn().Request(ctx, subject, jetstream.ContentJSON, nil)
 	fmt.Println(err)
-	_, err = ns.Conn().Request(ctx, jetstream.QuerySubject(ns.Name(), "other"), "", nil)
+	_, err = ns.Conn().Request(ctx, jetstream.Names(ns.Name()).Query("other"), "", nil)
 	fmt.Println(err)
 	// Output:
 	// {"worker":"vllm-7"} <nil>
@@ -168,14 +168,11 @@ func ExampleServe() {
 	// request kv.v1.prod.q.other: no service is subscribed to this subject
 }
 
-func ExampleEventSubject() {
+func ExampleNames() {
 	key := events.RankKey{Instance: "pod.7/engine", Rank: 1}
 	p, _ := jetstream.PartitionOf(key.Instance, 16)
-	subject, _ := jetstream.EventSubject("prod", p, key)
+	subject, _ := jetstream.Names("prod").Event(p, key)
 	fmt.Println(subject)
-	ns, back, parsed, _ := jetstream.ParseEventSubject(subject)
-	fmt.Println(ns, back == p, parsed)
 	// Output:
 	// kv.v1.prod.ev.12.pod=2E7=2Fengine.1
-	// prod true pod.7/engine/1
 }

@@ -71,15 +71,15 @@ func TestGather(t *testing.T) {
 func TestAnswersOfShims(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	stop, err := w.c.Subscribe(ControlSubject("test", 0), func(Request) {})
+	stop, err := w.c.Subscribe(Names("test").Control(0), func(Request) {})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stop()
-	flood, err := w.c.nc.Subscribe(ControlSubject("test", 0), func(m *nats.Msg) {
+	flood, err := w.c.nc.Subscribe(Names("test").Control(0), func(m *nats.Msg) {
 		for range 100 {
 			for _, rank := range []events.RankKey{{Instance: "w1"}, {Instance: "w1", Rank: 1}} {
-				subject, err := AnswerSubject("test", 0, rank, m.Header.Get(headerAnswer))
+				subject, err := Names("test").Answer(0, rank, m.Header.Get(headerAnswer))
 				if err == nil {
 					err = w.c.nc.Publish(subject, []byte(rank.String()))
 				}

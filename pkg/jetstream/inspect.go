@@ -92,8 +92,8 @@ const inspectedAtOnce = 16
 // Inspect reads the state of all streams and buckets of the namespace once. It writes nothing.
 func (n *Namespace) Inspect(ctx context.Context) []StreamState {
 	buckets := []struct{ name, what string }{
-		{metaBucket(n.name), "the namespace's record and models"}, {snapshotBucket(n.name), "snapshots"},
-		{nodesBucket(n.name), "announcements of nodes"}, {workersBucket(n.name), "workers' registrations"},
+		{n.name.MetaBucket(), "the namespace's record and models"}, {n.name.SnapshotBucket(), "snapshots"},
+		{n.name.NodesBucket(), "announcements of nodes"}, {n.name.WorkersBucket(), "workers' registrations"},
 	}
 	list := make([]StreamState, int(n.partitions)+len(buckets))
 	slots := make(chan struct{}, inspectedAtOnce)
@@ -104,19 +104,19 @@ func (n *Namespace) Inspect(ctx context.Context) []StreamState {
 			defer func() { <-slots }()
 			s := &list[i]
 			if p := events.Partition(i); i < int(n.partitions) {
-				*s = StreamState{Name: StreamName(n.name, p), Partition: p}
-				n.inspect(ctx, s, nobodysSubject(n.name, p), func(there *jetstream.StreamConfig) []string {
-					return oddLog(there, streamSubjects(n.name, p))
+				*s = StreamState{Name: n.name.Stream(p), Partition: p}
+				n.inspect(ctx, s, n.name.nobodysSubject(p), func(there *jetstream.StreamConfig) []string {
+					return oddLog(there, n.name.streamSubjects(p))
 				})
 				return
 			}
 			b := buckets[i-int(n.partitions)]
-			*s = StreamState{Name: bucketStream(b.name), Bucket: b.name, Usage: b.what}
-			n.inspect(ctx, s, keySubject(b.name, nobodysKey), func(there *jetstream.StreamConfig) []string {
+			*s = StreamState{Name: BucketStream(b.name), Bucket: b.name, Usage: b.what}
+			n.inspect(ctx, s, KeySubject(b.name, nobodysKey), func(there *jetstream.StreamConfig) []string {
 				s.Rollups = there.AllowRollup
 				return oddBucket(there)
 			})
-			s.Batches = s.Batches || b.name != snapshotBucket(n.name)
+			s.Batches = s.Batches || b.name != n.name.SnapshotBucket()
 		})
 	}
 	all.Wait()

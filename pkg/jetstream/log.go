@@ -101,11 +101,11 @@ func (n *Namespace) EnsureStreams(ctx context.Context, cfg LogConfig) error {
 }
 
 func (n *Namespace) ensureStream(ctx context.Context, p events.Partition, cfg LogConfig) error {
-	name := StreamName(n.name, p)
+	name := n.name.Stream(p)
 	want := jetstream.StreamConfig{
 		Name:               name,
 		Description:        "kvatlas events of partition " + decimal(uint64(p)),
-		Subjects:           []string{streamSubjects(n.name, p)},
+		Subjects:           []string{n.name.streamSubjects(p)},
 		Retention:          jetstream.LimitsPolicy,
 		Storage:            jetstream.FileStorage,
 		Discard:            jetstream.DiscardOld,
@@ -190,7 +190,7 @@ func (c *Conn) infoOnce(ctx context.Context, stream string) (a streamAnswer, err
 
 // StreamInfo returns the state of a partition's stream. It retries until an answer arrives or the context ends.
 func (n *Namespace) StreamInfo(ctx context.Context, p events.Partition) (StreamInfo, error) {
-	a, err := n.c.streamInfo(ctx, StreamName(n.name, p))
+	a, err := n.c.streamInfo(ctx, n.name.Stream(p))
 	return a.info(p), err
 }
 
@@ -221,7 +221,7 @@ func (n *Namespace) Purge(ctx context.Context, p events.Partition, epoch Epoch, 
 // full disk, a stream accepts nothing until the server is restarted. No other request shows this state: a publish gets
 // no answer. The error then wraps [ErrFull] and has the system's text. Writable writes nothing.
 func (n *Namespace) Writable(ctx context.Context, p events.Partition) error {
-	return n.c.writable(ctx, StreamName(n.name, p), nobodysSubject(n.name, p))
+	return n.c.writable(ctx, n.name.Stream(p), n.name.nobodysSubject(p))
 }
 
 // writable purges nobody, a subject without messages. A stream in the failed state refuses a purge (nats-server

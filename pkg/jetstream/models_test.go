@@ -136,7 +136,7 @@ func TestRecordIsKept(t *testing.T) {
 func TestModelsAreRegisteredOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	stream := bucketStream(metaBucket("test"))
+	stream := BucketStream(Names("test").MetaBucket())
 	a, err := w.c.streamInfo(w.ctx, stream)
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestModelsAreRegisteredOnce(t *testing.T) {
 		}
 		key, _ := modelKey(model)
 		for _, header := range []nats.Header{nil, {headerKVOperation: {"DEL"}}, {headerKVOperation: {"PURGE"}}} {
-			if _, err := w.c.store(w.ctx, stream, &nats.Msg{Subject: keySubject(metaBucket("test"), key), Header: header,
+			if _, err := w.c.store(w.ctx, stream, &nats.Msg{Subject: KeySubject(Names("test").MetaBucket(), key), Header: header,
 				Data: []byte(`{"model":"m","block_size":999}`)}); err == nil {
 				t.Errorf("%s: a record was replaced with headers %v", model, header)
 			}

@@ -53,7 +53,7 @@ type NamespaceConfig struct {
 // Namespace is a deployment's set of streams and buckets on a connection. Its methods may be called from any goroutine.
 type Namespace struct {
 	c          *Conn
-	name       string
+	name       Names
 	partitions uint32
 	replicas   int
 	meta       *Bucket
@@ -86,7 +86,7 @@ func joinNamespace(ctx context.Context, c *Conn, cfg NamespaceConfig) (*Namespac
 	if err := c.roomForValues(); err != nil {
 		return nil, err
 	}
-	meta, err := ensureBucket(ctx, c, metaBucket(cfg.Name),
+	meta, err := ensureBucket(ctx, c, Names(cfg.Name).MetaBucket(),
 		BucketConfig{Replicas: cfg.Replicas, once: true, largest: largestRecord}, 1)
 	if err == nil {
 		err = meta.eraseMarkers(ctx)
@@ -126,7 +126,7 @@ func OpenNamespace(ctx context.Context, c *Conn, name string) (*Namespace, error
 	if err := CheckNamespace(name); err != nil {
 		return nil, fmt.Errorf("open: %w", err)
 	}
-	ns, err := readNamespace(ctx, openBucket(c, metaBucket(name)), name)
+	ns, err := readNamespace(ctx, openBucket(c, Names(name).MetaBucket()), name)
 	if errors.Is(err, ErrNotFound) {
 		err = fmt.Errorf("%w: start an indexer first (%w)", ErrNoNamespace, err)
 	} else if errors.Is(err, ErrBadRecord) {
@@ -147,11 +147,11 @@ func readNamespace(ctx context.Context, meta *Bucket, name string) (*Namespace, 
 	if err != nil {
 		return nil, fmt.Errorf("record %q in bucket %s: %w", namespaceKey, meta.name, err)
 	}
-	return &Namespace{c: meta.c, name: name, partitions: rec.Partitions, replicas: 1, meta: meta}, nil
+	return &Namespace{c: meta.c, name: Names(name), partitions: rec.Partitions, replicas: 1, meta: meta}, nil
 }
 
 // Name returns the namespace's name.
-func (n *Namespace) Name() string { return n.name }
+func (n *Namespace) Name() string { return string(n.name) }
 
 // Partitions returns the number of the log's partitions.
 func (n *Namespace) Partitions() uint32 { return n.partitions }

@@ -88,7 +88,7 @@ func TestNamespaceRecords(t *testing.T) {
 	if _, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	meta := openBucket(c, metaBucket("a"))
+	meta := openBucket(c, Names("a").MetaBucket())
 	for _, bad := range []struct{ record, says string }{
 		{`{"version":2,"partitions":4}`, "version 2"},
 		{`{"version":0,"partitions":4}`, "version 0"},
@@ -212,16 +212,16 @@ func TestEnsureStreams(t *testing.T) {
 			"max_bytes": 1 << 20},
 		{"subjects": []string{"kv.v1.test.ev.0.w1.*"}}, {"allow_rollup_hdrs": true}, {"allow_msg_ttl": true},
 	} {
-		cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)},
+		cfg := map[string]any{"name": Names("test").Stream(0), "subjects": []string{Names("test").streamSubjects(0)},
 			"storage": "file", "retention": "limits"}
 		for k, v := range odd {
 			cfg[k] = v
 		}
-		if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
+		if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+Names("test").Stream(0), cfg, nil); err != nil {
 			t.Fatal(odd, err)
 		}
 		if err := w.ns.EnsureStreams(w.ctx, LogConfig{}); !errors.Is(err, ErrMismatch) ||
-			!strings.Contains(err.Error(), StreamName("test", 0)) {
+			!strings.Contains(err.Error(), Names("test").Stream(0)) {
 			t.Errorf("%v: %v", odd, err)
 		}
 		w.deleteStream()

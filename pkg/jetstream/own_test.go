@@ -65,7 +65,7 @@ func TestOwnLastMessage(t *testing.T) {
 func TestOwnWithoutDirectGets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	a, err := w.c.streamInfo(w.ctx, StreamName("test", 0))
+	a, err := w.c.streamInfo(w.ctx, Names("test").Stream(0))
 	if err != nil {
 		t.Fatal(err)
 	}

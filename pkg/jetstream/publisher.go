@@ -132,7 +132,7 @@ func (n *Namespace) openPublisher(ctx context.Context, key events.RankKey, o Pub
 
 func (n *Namespace) subjectOf(key events.RankKey) (p events.Partition, subject string, err error) {
 	if p, err = n.PartitionOf(key.Instance); err == nil {
-		subject, err = EventSubject(n.name, p, key)
+		subject, err = n.name.Event(p, key)
 	}
 	return p, subject, err
 }
@@ -373,9 +373,9 @@ func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ran
 		return nil, err
 	}
 	all := subject[:strings.LastIndexByte(subject, '.')] + ".*"
-	subjects, err := n.c.subjects(ctx, "list the ranks of worker "+string(worker), StreamName(n.name, part), all)
+	subjects, err := n.c.subjects(ctx, "list the ranks of worker "+string(worker), n.name.Stream(part), all)
 	for _, s := range subjects {
-		if _, _, key, err := ParseEventSubject(s); err == nil && key.Rank < events.MaxRanks {
+		if _, _, key, err := parseEventSubject(s); err == nil && key.Rank < events.MaxRanks {
 			ranks = append(ranks, key.Rank)
 		}
 	}
@@ -386,7 +386,7 @@ func (n *Namespace) RanksInLog(ctx context.Context, worker events.WorkerID) (ran
 // TimeOf returns the time at which a partition's stream stored a message, by its leader. The error wraps [ErrNotFound]
 // if the message is missing or deleted.
 func (n *Namespace) TimeOf(ctx context.Context, p events.Partition, seq events.StreamSeq) (events.Millis, error) {
-	stream := StreamName(n.name, p)
+	stream := n.name.Stream(p)
 	var m storedMessage
 	err := n.c.retry(ctx, func() (err error) {
 		m, err = n.c.getMessage(ctx, stream, map[string]any{"seq": seq})

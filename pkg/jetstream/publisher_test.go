@@ -71,7 +71,7 @@ func (w *world) dedupe() (last, dropped int) {
 // noBatches turns off atomic batches in the stream of partition 0.
 func (w *world) noBatches() {
 	w.t.Helper()
-	a, err := w.c.streamInfo(w.ctx, StreamName("test", 0))
+	a, err := w.c.streamInfo(w.ctx, Names("test").Stream(0))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -504,9 +504,9 @@ func TestPublishFull(t *testing.T) {
 	if err := w.ns.EnsureStreams(w.ctx, LogConfig{MaxBytes: 1 << 30}); !errors.Is(err, ErrFull) {
 		t.Fatalf("a stream larger than the server: %v", err)
 	}
-	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)},
+	cfg := map[string]any{"name": Names("test").Stream(0), "subjects": []string{Names("test").streamSubjects(0)},
 		"storage": "file", "retention": "limits", "allow_direct": true, "allow_atomic": true}
-	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
+	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+Names("test").Stream(0), cfg, nil); err != nil {
 		t.Fatal(err)
 	}
 	p := w.publisher(w1)

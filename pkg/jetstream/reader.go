@@ -156,7 +156,7 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 	cfg.maxMessages = cmp.Or(cfg.maxMessages, 2000)
 	cfg.MaxBytes = max(cmp.Or(cfg.MaxBytes, 8<<20), int(n.c.nc.MaxPayload())+4096)
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &Reader{ns: n, cfg: cfg, stream: StreamName(n.name, cfg.Partition), cancel: cancel, done: make(chan struct{}),
+	r := &Reader{ns: n, cfg: cfg, stream: n.name.Stream(cfg.Partition), cancel: cancel, done: make(chan struct{}),
 		pos: cfg.After}
 	go r.run(ctx)
 	return r, nil

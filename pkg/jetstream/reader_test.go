@@ -172,7 +172,7 @@ func (w *world) recreate() {
 
 func (w *world) deleteStream() {
 	w.t.Helper()
-	if err := w.c.call(w.ctx, "delete", "STREAM.DELETE."+StreamName("test", 0), nil, nil); err != nil {
+	if err := w.c.call(w.ctx, "delete", "STREAM.DELETE."+Names("test").Stream(0), nil, nil); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -357,15 +357,15 @@ func TestReaderHole(t *testing.T) {
 	w := newWorld(t, 1)
 	// Our streams refuse deletion. This stream has otherwise the same settings.
 	w.deleteStream()
-	cfg := map[string]any{"name": StreamName("test", 0), "subjects": []string{streamSubjects("test", 0)},
+	cfg := map[string]any{"name": Names("test").Stream(0), "subjects": []string{Names("test").streamSubjects(0)},
 		"storage": "file", "retention": "limits", "allow_direct": true}
-	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+StreamName("test", 0), cfg, nil); err != nil {
+	if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+Names("test").Stream(0), cfg, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.publish(w.publisher(w1), 1, 100)
 	remove := func(seqs ...int) {
 		for _, seq := range seqs {
-			if err := w.c.call(w.ctx, "delete", "STREAM.MSG.DELETE."+StreamName("test", 0), map[string]any{"seq": seq},
+			if err := w.c.call(w.ctx, "delete", "STREAM.MSG.DELETE."+Names("test").Stream(0), map[string]any{"seq": seq},
 				nil); err != nil {
 				t.Fatal(err)
 			}
@@ -560,7 +560,7 @@ func TestReadersShareAChannel(t *testing.T) {
 		u := <-out
 		for _, m := range u.Messages {
 			got[u.Partition]++
-			if _, p, _, err := ParseEventSubject(m.Subject); err != nil || p != u.Partition {
+			if _, p, _, err := parseEventSubject(m.Subject); err != nil || p != u.Partition {
 				t.Fatalf("%s in partition %d, %v", m.Subject, u.Partition, err)
 			}
 		}

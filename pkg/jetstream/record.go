@@ -35,7 +35,7 @@ func (e *RecordError) Error() string {
 	if errors.Is(e.Cause, ErrBadRecord) {
 		state = "is unreadable (" + e.Cause.Error() + ")"
 	}
-	what := fmt.Sprintf("record %q in bucket %s %s", namespaceKey, metaBucket(e.Namespace), state)
+	what := fmt.Sprintf("record %q in bucket %s %s", namespaceKey, Names(e.Namespace).MetaBucket(), state)
 	const restore = "start one indexer with --restore-namespace"
 	if len(e.Streams) == 0 {
 		return what + ", and the log has no streams; " + restore + " to write a new record"
@@ -80,7 +80,7 @@ func LostRecord(ctx context.Context, c *Conn, ns string) *RecordError {
 	if err != nil {
 		return nil
 	}
-	_, found.Cause = readNamespace(ctx, openBucket(c, metaBucket(ns)), ns)
+	_, found.Cause = readNamespace(ctx, openBucket(c, Names(ns).MetaBucket()), ns)
 	if !recordLost(found.Cause) || len(found.Streams) == 0 && errors.Is(found.Cause, ErrNotFound) {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (c *Conn) findLog(ctx context.Context, ns string) (*RecordError, error) {
 			return nil, err
 		}
 		for _, name := range page.Streams {
-			if p, ok := parseDecimal(strings.TrimPrefix(name, streamPrefix(ns))); ok && p < MaxPartitions {
+			if p, ok := parseDecimal(strings.TrimPrefix(name, Names(ns).streamPrefix())); ok && p < MaxPartitions {
 				found = append(found, p)
 			}
 		}
@@ -161,7 +161,7 @@ func (c *Conn) findLog(ctx context.Context, ns string) (*RecordError, error) {
 	found = slices.Compact(found)
 	e := &RecordError{Namespace: ns}
 	for _, p := range found {
-		e.Streams = append(e.Streams, StreamName(ns, events.Partition(p)))
+		e.Streams = append(e.Streams, Names(ns).Stream(events.Partition(p)))
 		e.Partitions = p + 1
 	}
 	if e.Gaps = e.Partitions != uint32(len(found)); e.Gaps {
@@ -173,7 +173,7 @@ func (c *Conn) findLog(ctx context.Context, ns string) (*RecordError, error) {
 // restorable returns the number of partitions for a new record of an existing log. wanted is the operator's number, or
 // 0. The messages in the log must belong to their partitions by that number.
 func (c *Conn) restorable(ctx context.Context, found *RecordError, wanted uint32) (uint32, error) {
-	last, _ := parseDecimal(strings.TrimPrefix(found.Streams[len(found.Streams)-1], streamPrefix(found.Namespace)))
+	last, _ := parseDecimal(strings.TrimPrefix(found.Streams[len(found.Streams)-1], Names(found.Namespace).streamPrefix()))
 	partitions := cmp.Or(found.Partitions, wanted)
 	switch {
 	case partitions == 0:
@@ -188,7 +188,7 @@ func (c *Conn) restorable(ctx context.Context, found *RecordError, wanted uint32
 			return 0, err
 		}
 		for _, subject := range subjects {
-			if _, p, key, err := ParseEventSubject(subject); err == nil {
+			if _, p, key, err := parseEventSubject(subject); err == nil {
 				if own, err := PartitionOf(key.Instance, partitions); err == nil && own == p {
 					fit++
 				} else {

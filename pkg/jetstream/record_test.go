@@ -19,19 +19,20 @@ func TestRollupRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	nc := plainConn(t, w.srv.URL())
-	for _, name := range []string{metaBucket("test"), workersBucket("test"), snapshotBucket("test"),
-		nodesBucket("test")} {
+	test := Names("test")
+	for _, name := range []string{test.MetaBucket(), test.WorkersBucket(), test.SnapshotBucket(),
+		test.NodesBucket()} {
 		ensure := func() *Bucket {
 			var b *Bucket
 			var err error
 			switch name {
-			case metaBucket("test"):
+			case Names("test").MetaBucket():
 				if w.ns, err = JoinNamespace(w.ctx, w.c, NamespaceConfig{Name: "test"}); err == nil {
 					b = w.ns.meta
 				}
-			case workersBucket("test"):
+			case Names("test").WorkersBucket():
 				b, err = w.ns.EnsureWorkers(w.ctx, BucketConfig{})
-			case snapshotBucket("test"):
+			case Names("test").SnapshotBucket():
 				b, err = w.ns.EnsureSnapshots(w.ctx, BucketConfig{})
 			default:
 				b, err = w.ns.EnsureNodes(w.ctx, time.Hour)
@@ -43,12 +44,12 @@ func TestRollupRefused(t *testing.T) {
 		}
 		attack := func() (refused bool) {
 			for key, how := range map[string]string{"mine": "all", "mine.too": "sub"} {
-				reply, err := nc.RequestMsgWithContext(w.ctx, &nats.Msg{Subject: keySubject(name, key), Data: []byte("{}"),
+				reply, err := nc.RequestMsgWithContext(w.ctx, &nats.Msg{Subject: KeySubject(name, key), Data: []byte("{}"),
 					Header: nats.Header{"Nats-Rollup": {how}}})
 				if err != nil {
 					t.Fatal(err)
 				}
-				_, err = readAck(reply.Data, bucketStream(name))
+				_, err = readAck(reply.Data, BucketStream(name))
 				refused = err != nil
 			}
 			return refused
@@ -77,7 +78,7 @@ func TestRollupRefused(t *testing.T) {
 				t.Errorf("%s, of an earlier release %v: %v, %v", name, old, v, err)
 			}
 			a, err := w.c.streamInfo(w.ctx, b.stream)
-			if err != nil || a.Config.AllowRollup || a.Config.AllowAtomicPublish != (name == snapshotBucket("test")) {
+			if err != nil || a.Config.AllowRollup || a.Config.AllowAtomicPublish != (name == Names("test").SnapshotBucket()) {
 				t.Errorf("%s, of an earlier release %v: %+v, %v", name, old, a.Config, err)
 			}
 		}
@@ -94,7 +95,7 @@ func TestPerMessageHeadersRefused(t *testing.T) {
 	}
 	nc := plainConn(t, w.srv.URL())
 	p := w.publisher(w1)
-	for subject, stream := range map[string]string{keySubject(b.name, "k"): b.stream, p.Subject(): p.stream} {
+	for subject, stream := range map[string]string{KeySubject(b.name, "k"): b.stream, p.Subject(): p.stream} {
 		for header, value := range map[string]string{"Nats-TTL": "1s", "Nats-Rollup": "all", "Nats-Incr": "+1",
 			"Nats-Schedule": "@at 2030-01-01T00:00:00Z"} {
 			h := nats.Header{header: {value}}
@@ -120,16 +121,16 @@ func TestOddBucket(t *testing.T) {
 		{"allow_msg_counter": true, "discard": "old"}, {"max_msgs_per_subject": 2}, {"discard": "old"},
 		{"storage": "memory"}} {
 		name := fmt.Sprint("odd", i)
-		cfg := map[string]any{"name": bucketStream(name), "subjects": []string{keySubject(name, ">")}, "storage": "file",
+		cfg := map[string]any{"name": BucketStream(name), "subjects": []string{KeySubject(name, ">")}, "storage": "file",
 			"retention": "limits", "max_msgs_per_subject": 1, "discard": "new"}
 		for k, v := range odd {
 			cfg[k] = v
 		}
-		if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+bucketStream(name), cfg, nil); err != nil {
+		if err := w.c.call(w.ctx, "create", "STREAM.CREATE."+BucketStream(name), cfg, nil); err != nil {
 			t.Fatal(odd, err)
 		}
 		if _, err := ensureBucket(w.ctx, w.c, name, BucketConfig{}, 1); !errors.Is(err, ErrMismatch) ||
-			!strings.Contains(err.Error(), bucketStream(name)) {
+			!strings.Contains(err.Error(), BucketStream(name)) {
 			t.Errorf("%v: %v", odd, err)
 		}
 	}
@@ -178,7 +179,7 @@ func TestRecordLost(t *testing.T) {
 				t.Fatalf("%s, started with %d: %v", lost.how, partitions, err)
 			}
 			for _, part := range []string{lost.says, "KV_EVENTS_test_0", "KV_EVENTS_test_2", "3 partitions",
-				"--restore-namespace", metaBucket("test")} {
+				"--restore-namespace", Names("test").MetaBucket()} {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("%s: %q is not in: %v", lost.how, part, err)
 				}
@@ -235,7 +236,7 @@ func TestRecordLostWithGaps(t *testing.T) {
 			err = w.ns.meta.Erase(w.ctx, namespaceKey, e.Revision)
 		}
 		if err == nil && stream >= 0 {
-			err = w.c.call(w.ctx, "delete", "STREAM.DELETE."+StreamName("test", events.Partition(stream)), nil, nil)
+			err = w.c.call(w.ctx, "delete", "STREAM.DELETE."+Names("test").Stream(events.Partition(stream)), nil, nil)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -278,7 +279,7 @@ func TestFirstStarts(t *testing.T) {
 	ctx := ctxFor(t)
 	c := connect(t, ConnOptions{Server: startServer(t, t.TempDir(), "")})
 	// Interrupted after the bucket was created.
-	if _, err := ensureBucket(ctx, c, metaBucket("a"), BucketConfig{}, 1); err != nil {
+	if _, err := ensureBucket(ctx, c, Names("a").MetaBucket(), BucketConfig{}, 1); err != nil {
 		t.Fatal(err)
 	}
 	ns, err := JoinNamespace(ctx, c, NamespaceConfig{Name: "a", Partitions: 5})

@@ -16,7 +16,7 @@ import (
 // Recording is the stream of recorded requests of a namespace. Its methods may be called from any goroutine.
 type Recording struct {
 	c    *Conn
-	ns   string
+	ns   Names
 	name string // of the stream
 	cfg  RecordingConfig
 }
@@ -53,7 +53,7 @@ type RecordedBatch struct {
 // the permissions of a node.
 func (n *Namespace) EnsureRecording(ctx context.Context, cfg RecordingConfig) (*Recording, error) {
 	cfg.Replicas = cmp.Or(cfg.Replicas, n.replicas)
-	r := OpenRecording(n.c, n.name)
+	r := OpenRecording(n.c, n.Name())
 	r.cfg = cfg
 	return r, r.Ensure(ctx)
 }
@@ -61,7 +61,7 @@ func (n *Namespace) EnsureRecording(ctx context.Context, cfg RecordingConfig) (*
 // OpenRecording returns the stream of recorded requests for reading. It needs no other object of the namespace. Until a
 // node has created the stream, the methods return [ErrNotFound].
 func OpenRecording(c *Conn, ns string) *Recording {
-	return &Recording{c: c, ns: ns, name: recordingStream(ns)}
+	return &Recording{c: c, ns: Names(ns), name: Names(ns).RecordingStream()}
 }
 
 // Ensure creates the stream if it is missing.
@@ -69,7 +69,7 @@ func (r *Recording) Ensure(ctx context.Context) error {
 	want := jetstream.StreamConfig{
 		Name:              r.name,
 		Description:       "kvatlas recorded requests",
-		Subjects:          []string{recordingSubjects(r.ns)},
+		Subjects:          []string{r.ns.records()},
 		Retention:         jetstream.LimitsPolicy,
 		Storage:           jetstream.FileStorage,
 		Discard:           jetstream.DiscardOld,
@@ -99,7 +99,7 @@ func (r *Recording) Ensure(ctx context.Context) error {
 // Secret returns the secret of the namespace for names in recordings. It stores fresh if there is none: all nodes have
 // the secret of the first one. The secret is in a separate bucket, which readers of the stream may not read.
 func (n *Namespace) Secret(ctx context.Context, fresh []byte) ([]byte, error) {
-	b, err := ensureBucket(ctx, n.c, secretBucket(n.name), BucketConfig{once: true}, n.replicas)
+	b, err := ensureBucket(ctx, n.c, n.name.SecretBucket(), BucketConfig{once: true}, n.replicas)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (n *Namespace) Secret(ctx context.Context, fresh []byte) ([]byte, error) {
 // Store stores a batch of a node once, within a few seconds. A batch with the id of an earlier batch is not stored
 // again within two minutes.
 func (r *Recording) Store(ctx context.Context, node, id string, data []byte) error {
-	subject, err := recordSubject(r.ns, node)
+	subject, err := r.ns.record(node)
 	if err != nil {
 		return err
 	}
@@ -146,6 +146,6 @@ func (r *Recording) Next(ctx context.Context, from events.StreamSeq) (b Recorded
 	if err != nil {
 		return b, failed(fmt.Sprintf("read recorded requests from %d", from), err)
 	}
-	node, _ := parseRecordSubject(r.ns, m.Subject)
+	node, _ := r.ns.parseRecord(m.Subject)
 	return RecordedBatch{Seq: events.StreamSeq(m.Seq), Time: m.Time, Node: node, Data: m.Data}, nil
 }

@@ -66,11 +66,11 @@ func TestRecording(t *testing.T) {
 	for _, s := range list {
 		there[s.Name] = true
 	}
-	if err != nil || !there[recordingStream(w.ns.Name())] || !there[bucketStream(secretBucket(w.ns.Name()))] {
+	if err != nil || !there[w.ns.name.RecordingStream()] || !there[BucketStream(w.ns.name.SecretBucket())] {
 		t.Errorf("%+v, %v", list, err)
 	}
-	subject, err := recordSubject("ns", "a.b")
-	node, ok := parseRecordSubject("ns", subject)
+	subject, err := Names("ns").record("a.b")
+	node, ok := Names("ns").parseRecord(subject)
 	if err != nil || !ok || node != "a.b" {
 		t.Errorf("%s: %q, %v, %v", subject, node, ok, err)
 	}

@@ -19,7 +19,7 @@ type Reply struct {
 	ContentType string
 	Body        []byte
 
-	// From is the rank of the [AnswerSubject] of the answer; nil: the answer came on an inbox. A NATS server keeps a
+	// From is the rank of the [Names.Answer] of the answer; nil: the answer came on an inbox. A NATS server keeps a
 	// shim from using another rank's subject.
 	From *events.RankKey
 }
@@ -130,12 +130,12 @@ func (c *Conn) gather(ctx context.Context, wait time.Duration, m *nats.Msg, more
 }
 
 // AskShims sends a request to all shims of a partition and returns the answers within the wait. A shim in another
-// account does not know the caller's inbox, so shims answer on their [AnswerSubject].
+// account does not know the caller's inbox, so shims answer on their [Names.Answer].
 func (n *Namespace) AskShims(
 	ctx context.Context, wait time.Duration, p events.Partition, body []byte,
 ) ([]Reply, error) {
-	m, id := shimRequest(ControlSubject(n.name, p), body)
-	return n.c.gather(ctx, wait, m, answerPrefix(n.name)+decimal(uint64(p))+".*.*."+id)
+	m, id := shimRequest(n.name.Control(p), body)
+	return n.c.gather(ctx, wait, m, n.name.AnswerPrefix()+decimal(uint64(p))+".*.*."+id)
 }
 
 // AskShim sends a request to the shim of one rank and returns its answer; see [Namespace.AskShims]. Errors are as in
@@ -145,12 +145,12 @@ func (n *Namespace) AskShim(ctx context.Context, wait time.Duration, key events.
 	if err != nil {
 		return Reply{}, err
 	}
-	subject, err := ControlRankSubject(n.name, p, key)
+	subject, err := n.name.ControlRank(p, key)
 	if err != nil {
 		return Reply{}, err
 	}
 	m, id := shimRequest(subject, body)
-	answers, err := AnswerSubject(n.name, p, key, id)
+	answers, err := n.name.Answer(p, key, id)
 	if err != nil {
 		return Reply{}, err
 	}

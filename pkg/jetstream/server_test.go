@@ -262,7 +262,7 @@ func TestServerDiskFull(t *testing.T) {
 	if err := <-filled; err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(health, "write error") || !strings.Contains(health, StreamName("test", 0)) {
+	if !strings.Contains(health, "write error") || !strings.Contains(health, Names("test").Stream(0)) {
 		t.Fatal(health)
 	}
 	if next < 5 {

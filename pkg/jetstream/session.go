@@ -240,7 +240,7 @@ func (c *keyCache) key(subject string) events.RankKey {
 	if known {
 		return key
 	}
-	_, _, key, err := ParseEventSubject(subject)
+	_, _, key, err := parseEventSubject(subject)
 	if err != nil {
 		return events.RankKey{}
 	}

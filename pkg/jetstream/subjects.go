@@ -34,6 +34,14 @@ import (
 //	kv.v1.<ns>.claims.required            carries no message; a node whose user may publish there by name ignores workers under models that they have not claimed
 const subjectRoot = "kv.v1."
 
+// Names makes the names of the subjects, streams and buckets of one namespace. Its value is the namespace:
+//
+//	jetstream.Names("prod").Query("find")   // kv.v1.prod.q.find
+type Names string
+
+// Root begins every subject of the namespace.
+func (n Names) Root() string { return subjectRoot + string(n) + "." }
+
 // Headers. NATS's own headers: nats-server server/stream.go, ADR-50 for batches (nats-io/nats-architecture-and-design).
 const (
 	// on a single message of the log: <publisher>.<flush>.<position>; a batch's id begins like this
@@ -196,14 +204,14 @@ func partitionOfToken(token string, partitions uint32) events.Partition {
 	return events.Partition(h % partitions)
 }
 
-// EventSubject is the subject of the events of one (worker, rank).
-func EventSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
+// Event is the subject of the events of one (worker, rank).
+func (n Names) Event(p events.Partition, key events.RankKey) (string, error) {
 	name, err := WorkerKey(p, key)
-	return subjectRoot + ns + ".ev." + name, err
+	return subjectRoot + string(n) + ".ev." + name, err
 }
 
-// ParseEventSubject parses an [EventSubject]. The error wraps [ErrBadName].
-func ParseEventSubject(subject string) (ns string, p events.Partition, key events.RankKey, err error) {
+// parseEventSubject parses a [Names.Event]. The error wraps [ErrBadName].
+func parseEventSubject(subject string) (ns string, p events.Partition, key events.RankKey, err error) {
 	rest, ours := strings.CutPrefix(subject, subjectRoot)
 	ns, rest, _ = strings.Cut(rest, ".")
 	rest, isEvent := strings.CutPrefix(rest, "ev.")
@@ -215,41 +223,41 @@ func ParseEventSubject(subject string) (ns string, p events.Partition, key event
 	return ns, p, key, nil
 }
 
-// StreamName is the stream of a partition.
-func StreamName(ns string, p events.Partition) string { return streamPrefix(ns) + decimal(uint64(p)) }
+// Stream is the stream of a partition.
+func (n Names) Stream(p events.Partition) string { return n.streamPrefix() + decimal(uint64(p)) }
 
 // streamPrefix begins the names of the streams of a namespace's log; the partition follows.
-func streamPrefix(ns string) string { return "KV_EVENTS_" + ns + "_" }
+func (n Names) streamPrefix() string { return "KV_EVENTS_" + string(n) + "_" }
 
 // streamSubjects covers the subjects of a partition's stream.
-func streamSubjects(ns string, p events.Partition) string {
-	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + ".>"
+func (n Names) streamSubjects(p events.Partition) string {
+	return subjectRoot + string(n) + ".ev." + decimal(uint64(p)) + ".>"
 }
 
 // nobodysSubject is a subject of a partition's stream that belongs to no rank.
-func nobodysSubject(ns string, p events.Partition) string {
-	return subjectRoot + ns + ".ev." + decimal(uint64(p)) + ".=.nobody"
+func (n Names) nobodysSubject(p events.Partition) string {
+	return subjectRoot + string(n) + ".ev." + decimal(uint64(p)) + ".=.nobody"
 }
 
 // nobodysKey is a key that no bucket has.
 const nobodysKey = "nobody"
 
-// QuerySubject is the subject on which any ready node answers a kind of query.
-func QuerySubject(ns, verb string) string { return subjectRoot + ns + ".q." + verb }
+// Query is the subject on which any ready node answers a kind of query.
+func (n Names) Query(verb string) string { return subjectRoot + string(n) + ".q." + verb }
 
-// DynamoSubject is the subject on which any ready node answers like Dynamo's router for a model. The model "*" stands
+// Dynamo is the subject on which any ready node answers like Dynamo's router for a model. The model "*" stands
 // for all models.
-func DynamoSubject(ns, model, verb string) (string, error) {
+func (n Names) Dynamo(model, verb string) (string, error) {
 	token, err := "*", error(nil)
 	if model != "*" {
 		token, err = EscapeToken(model)
 	}
-	return subjectRoot + ns + ".dynamo." + token + "." + verb, err
+	return subjectRoot + string(n) + ".dynamo." + token + "." + verb, err
 }
 
-// ParseDynamoSubject returns the model of a [DynamoSubject]; false for other subjects.
-func ParseDynamoSubject(ns, subject string) (model string, ok bool) {
-	rest, ok := strings.CutPrefix(subject, subjectRoot+ns+".dynamo.")
+// ParseDynamo returns the model of a [Names.Dynamo]; false for other subjects.
+func (n Names) ParseDynamo(subject string) (model string, ok bool) {
+	rest, ok := strings.CutPrefix(subject, subjectRoot+string(n)+".dynamo.")
 	token, _, verb := strings.Cut(rest, ".")
 	if !ok || !verb {
 		return "", false
@@ -258,13 +266,13 @@ func ParseDynamoSubject(ns, subject string) (model string, ok bool) {
 	return model, err == nil
 }
 
-// NodeSubject is the subject on which a node answers a kind of query about the node's own data.
-func NodeSubject(ns, node, verb string) (string, error) {
+// Node is the subject on which a node answers a kind of query about the node's own data.
+func (n Names) Node(node, verb string) (string, error) {
 	token, err := EscapeToken(node)
-	return subjectRoot + ns + ".node." + token + "." + verb, err
+	return subjectRoot + string(n) + ".node." + token + "." + verb, err
 }
 
-// ParseNodeSubject returns the node of a [NodeSubject]; false for other subjects.
+// ParseNodeSubject returns the node of a [Names.Node]; false for other subjects.
 func ParseNodeSubject(subject string) (node string, ok bool) {
 	tokens := strings.Split(subject, ".") // kv.v1.<ns>.node.<node>.<verb>
 	if len(tokens) != 6 || tokens[0]+"."+tokens[1]+"." != subjectRoot || tokens[3] != "node" {
@@ -274,29 +282,29 @@ func ParseNodeSubject(subject string) (node string, ok bool) {
 	return node, err == nil
 }
 
-// NodesSubject is the subject of urgent messages between nodes, before the next read of the bucket of nodes.
-func NodesSubject(ns string) string { return subjectRoot + ns + ".nodes" }
+// Nodes is the subject of urgent messages between nodes, before the next read of the bucket of nodes.
+func (n Names) Nodes() string { return subjectRoot + string(n) + ".nodes" }
 
-// SharedSubject is the subject of a table that nodes keep equal, such as the requests under way: to all nodes (0), or
+// Shared is the subject of a table that nodes keep equal, such as the requests under way: to all nodes (0), or
 // to the node of a session. Nodes of earlier versions use other subjects.
-func SharedSubject(ns, table string, to uint64) string {
-	subject := subjectRoot + ns + ".shared." + table
+func (n Names) Shared(table string, to uint64) string {
+	subject := subjectRoot + string(n) + ".shared." + table
 	if to != 0 {
 		subject += fmt.Sprintf(".%x", to)
 	}
 	return subject
 }
 
-// EngineSubject is the subject of an instance's reports of used memory to all nodes. Nodes ignore reports about other
+// Engine is the subject of an instance's reports of used memory to all nodes. Nodes ignore reports about other
 // instances on it.
-func EngineSubject(ns string, instance events.WorkerID) (string, error) {
+func (n Names) Engine(instance events.WorkerID) (string, error) {
 	token, err := EscapeToken(string(instance))
-	return subjectRoot + ns + ".engine." + token, err
+	return subjectRoot + string(n) + ".engine." + token, err
 }
 
-// ParseEngineSubject returns the instance of an [EngineSubject]; false for other subjects.
-func ParseEngineSubject(ns, subject string) (events.WorkerID, bool) {
-	token, ok := strings.CutPrefix(subject, subjectRoot+ns+".engine.")
+// ParseEngine returns the instance of a [Names.Engine]; false for other subjects.
+func (n Names) ParseEngine(subject string) (events.WorkerID, bool) {
+	token, ok := strings.CutPrefix(subject, subjectRoot+string(n)+".engine.")
 	if !ok {
 		return "", false
 	}
@@ -304,35 +312,35 @@ func ParseEngineSubject(ns, subject string) (events.WorkerID, bool) {
 	return events.WorkerID(name), err == nil
 }
 
-// EngineSubjects covers every EngineSubject.
-func EngineSubjects(ns string) string { return subjectRoot + ns + ".engine.*" }
+// Engines covers every [Names.Engine].
+func (n Names) Engines() string { return subjectRoot + string(n) + ".engine.*" }
 
-// ControlSubject is the subject of requests to all shims of a partition.
-func ControlSubject(ns string, p events.Partition) string {
-	return subjectRoot + ns + ".ctl." + decimal(uint64(p))
+// Control is the subject of requests to all shims of a partition.
+func (n Names) Control(p events.Partition) string {
+	return subjectRoot + string(n) + ".ctl." + decimal(uint64(p))
 }
 
-// ControlRankSubject is the subject of requests to the shim of one (worker, rank).
-func ControlRankSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
+// ControlRank is the subject of requests to the shim of one (worker, rank).
+func (n Names) ControlRank(p events.Partition, key events.RankKey) (string, error) {
 	name, err := WorkerKey(p, key)
-	return subjectRoot + ns + ".ctl." + name, err
+	return subjectRoot + string(n) + ".ctl." + name, err
 }
 
-// AnswerSubject is the subject on which the shim of a rank answers the request with this id. The subject contains the
+// Answer is the subject on which the shim of a rank answers the request with this id. The subject contains the
 // shim's name, so a NATS server can keep shims from answering for each other.
-func AnswerSubject(ns string, p events.Partition, key events.RankKey, id string) (string, error) {
+func (n Names) Answer(p events.Partition, key events.RankKey, id string) (string, error) {
 	name, err := WorkerKey(p, key)
-	return answerPrefix(ns) + name + "." + id, err
+	return n.AnswerPrefix() + name + "." + id, err
 }
 
-// isAnswerSubject reports whether a subject is an [AnswerSubject] of any namespace.
+// isAnswerSubject reports whether a subject is a [Names.Answer] of any namespace.
 func isAnswerSubject(subject string) bool {
 	rest, ours := strings.CutPrefix(subject, subjectRoot)
 	_, rest, _ = strings.Cut(rest, ".")
 	return ours && strings.HasPrefix(rest, "answer.")
 }
 
-// parseAnswerSubject returns the rank of an [AnswerSubject]; false for other subjects and invalid ranks.
+// parseAnswerSubject returns the rank of a [Names.Answer]; false for other subjects and invalid ranks.
 func parseAnswerSubject(subject string) (key events.RankKey, ok bool) {
 	if !isAnswerSubject(subject) {
 		return key, false
@@ -346,36 +354,37 @@ func parseAnswerSubject(subject string) (key events.RankKey, ok bool) {
 	return key, ok && key.Rank < events.MaxRanks
 }
 
-func answerPrefix(ns string) string { return subjectRoot + ns + ".answer." }
+// AnswerPrefix begins every [Names.Answer]; a [WorkerKey] and the id follow.
+func (n Names) AnswerPrefix() string { return subjectRoot + string(n) + ".answer." }
 
-// RecallSubject is the subject of requests for the snapshots' data of one (worker, rank).
-func RecallSubject(ns string, p events.Partition, key events.RankKey) (string, error) {
+// Recall is the subject of requests for the snapshots' data of one (worker, rank).
+func (n Names) Recall(p events.Partition, key events.RankKey) (string, error) {
 	name, err := WorkerKey(p, key)
-	return RecallPrefix(ns) + name, err
+	return n.RecallPrefix() + name, err
 }
 
-// RecallPrefix begins every [RecallSubject] of a namespace; a [WorkerKey] follows.
-func RecallPrefix(ns string) string { return subjectRoot + ns + ".recall." }
+// RecallPrefix begins every [Names.Recall] of a namespace; a [WorkerKey] follows.
+func (n Names) RecallPrefix() string { return subjectRoot + string(n) + ".recall." }
 
-// StoreSubject is the subject of the events of a shared store with a master at the HTTP address HOST:PORT.
-func StoreSubject(ns, store string) (string, error) {
+// Store is the subject of the events of a shared store with a master at the HTTP address HOST:PORT.
+func (n Names) Store(store string) (string, error) {
 	token, err := EscapeToken(store)
-	return subjectRoot + ns + ".store." + token, err
+	return subjectRoot + string(n) + ".store." + token, err
 }
 
-// StoreSourceSubject is the subject on which a shared store's shim reports to all nodes that the store's events do not
-// arrive. The store has the name as in [StoreSubject].
-func StoreSourceSubject(ns, store string) (string, error) {
-	subject, err := StoreSubject(ns, store)
+// StoreSource is the subject on which a shared store's shim reports to all nodes that the store's events do not
+// arrive. The store has the name as in [Names.Store].
+func (n Names) StoreSource(store string) (string, error) {
+	subject, err := n.Store(store)
 	return subject + storeSource, err
 }
 
-// StoreSourceSubjects covers every [StoreSourceSubject] of a namespace.
-func StoreSourceSubjects(ns string) string { return subjectRoot + ns + ".store.*" + storeSource }
+// StoreSources covers every [Names.StoreSource] of a namespace.
+func (n Names) StoreSources() string { return subjectRoot + string(n) + ".store.*" + storeSource }
 
-// ParseStoreSourceSubject returns the store of a [StoreSourceSubject]; false for other subjects.
-func ParseStoreSourceSubject(ns, subject string) (store string, ok bool) {
-	rest, ok := strings.CutPrefix(subject, subjectRoot+ns+".store.")
+// ParseStoreSource returns the store of a [Names.StoreSource]; false for other subjects.
+func (n Names) ParseStoreSource(subject string) (store string, ok bool) {
+	rest, ok := strings.CutPrefix(subject, subjectRoot+string(n)+".store.")
 	token, is := strings.CutSuffix(rest, storeSource)
 	if !ok || !is {
 		return "", false
@@ -386,15 +395,15 @@ func ParseStoreSourceSubject(ns, subject string) (store string, ok bool) {
 
 const storeSource = ".source"
 
-// recordSubject is the subject of a node's recorded requests.
-func recordSubject(ns, node string) (string, error) {
+// record is the subject of a node's recorded requests.
+func (n Names) record(node string) (string, error) {
 	token, err := EscapeToken(node)
-	return recordPrefix(ns) + token, err
+	return n.recordPrefix() + token, err
 }
 
-// parseRecordSubject returns the node of a [recordSubject]; false for other subjects.
-func parseRecordSubject(ns, subject string) (node string, ok bool) {
-	token, ok := strings.CutPrefix(subject, recordPrefix(ns))
+// parseRecord returns the node of a [Names.record]; false for other subjects.
+func (n Names) parseRecord(subject string) (node string, ok bool) {
+	token, ok := strings.CutPrefix(subject, n.recordPrefix())
 	if !ok {
 		return "", false
 	}
@@ -402,28 +411,29 @@ func parseRecordSubject(ns, subject string) (node string, ok bool) {
 	return node, err == nil
 }
 
-func recordPrefix(ns string) string { return subjectRoot + ns + ".record." }
+// recordPrefix begins every [Names.record].
+func (n Names) recordPrefix() string { return subjectRoot + string(n) + ".record." }
 
-// recordingSubjects covers every [recordSubject] of a namespace.
-func recordingSubjects(ns string) string { return recordPrefix(ns) + "*" }
+// records covers every [Names.record] of a namespace.
+func (n Names) records() string { return n.recordPrefix() + "*" }
 
-// recordingStream is the stream of a namespace's recorded requests.
-func recordingStream(ns string) string { return "KV_RECORD_" + ns }
+// RecordingStream is the stream of a namespace's recorded requests.
+func (n Names) RecordingStream() string { return "KV_RECORD_" + string(n) }
 
-// secretBucket has the secret of the names in recorded requests. Only nodes may read it.
-func secretBucket(ns string) string { return "kvatlas_" + ns + "_secret" }
+// SecretBucket has the secret of the names in recorded requests. Only nodes may read it.
+func (n Names) SecretBucket() string { return "kvatlas_" + string(n) + "_secret" }
 
 // secretKey is the key of the secret in its bucket.
 const secretKey = "recording"
 
-// metaBucket has the namespace's record and its models.
-func metaBucket(ns string) string { return "kvatlas_" + ns }
+// MetaBucket has the namespace's record and its models.
+func (n Names) MetaBucket() string { return "kvatlas_" + string(n) }
 
-// snapshotBucket has the snapshots of all partitions.
-func snapshotBucket(ns string) string { return "kvatlas_" + ns + "_snap" }
+// SnapshotBucket has the snapshots of all partitions.
+func (n Names) SnapshotBucket() string { return "kvatlas_" + string(n) + "_snap" }
 
-// workersBucket has the registrations of workers and their leases.
-func workersBucket(ns string) string { return "kvatlas_" + ns + "_workers" }
+// WorkersBucket has the registrations of workers and their leases.
+func (n Names) WorkersBucket() string { return "kvatlas_" + string(n) + "_workers" }
 
 // WorkerKey is the key of one (worker, rank) in the bucket of workers.
 //
@@ -483,6 +493,11 @@ func ClaimPrefix(instance events.WorkerID) (string, error) {
 	return claimPrefix + token + ".", err
 }
 
+// ClaimSubject is the subject of a [ClaimKey], for the tokens of its worker and model. The token "*" stands for all.
+func (n Names) ClaimSubject(worker, model string) string {
+	return KeySubject(n.WorkersBucket(), claimPrefix+worker+"."+model)
+}
+
 // ParseClaimKey returns the worker and the model of a [ClaimKey]; false for other keys of the bucket.
 func ParseClaimKey(text string) (instance events.WorkerID, model string, ok bool) {
 	rest, ok := strings.CutPrefix(text, claimPrefix)
@@ -500,10 +515,10 @@ func ParseClaimKey(text string) (instance events.WorkerID, model string, ok bool
 
 const claimPrefix = "serves."
 
-// ClaimsRequiredSubject returns the marker subject of a namespace in which workers must claim their models. No program
+// ClaimsRequired returns the marker subject of a namespace in which workers must claim their models. No program
 // publishes there. A node enforces claims if the publish permissions of the node's NATS user list this subject by name.
 // See [Namespace.ClaimsRequired].
-func ClaimsRequiredSubject(ns string) string { return subjectRoot + ns + ".claims.required" }
+func (n Names) ClaimsRequired() string { return subjectRoot + string(n) + ".claims.required" }
 
 // JunkKey reports whether a key of the bucket of workers is writable by shims and belongs neither to a rank nor to a
 // claim. Keys of unknown kinds are no junk: a later release may use them.
@@ -518,13 +533,11 @@ func JunkKey(key string) bool {
 	return partition && (!ok || rank.Rank >= events.MaxRanks)
 }
 
-func isClaimsRequired(subject string) bool { return strings.HasSuffix(subject, ".claims.required") }
-
 // ProbeKey is the key of the bucket of workers that nodes write to test the bucket.
 const ProbeKey = "probe"
 
-// nodesBucket has the announcements of indexer nodes.
-func nodesBucket(ns string) string { return "kvatlas_" + ns + "_nodes" }
+// NodesBucket has the announcements of indexer nodes.
+func (n Names) NodesBucket() string { return "kvatlas_" + string(n) + "_nodes" }
 
 // Keys of the meta bucket.
 const namespaceKey = "namespace"
@@ -545,6 +558,11 @@ func parseModelKey(key string) (model string, ok bool) {
 }
 
 const modelPrefix = "model."
+
+// ModelSubject is the subject of a model's record, for the model's token. The token "*" stands for all models.
+func (n Names) ModelSubject(token string) string {
+	return KeySubject(n.MetaBucket(), modelPrefix+token)
+}
 
 // forgottenKey is the key of the record that a model's record was erased. Shims may not write it.
 func forgottenKey(model string) (string, error) {
@@ -577,9 +595,14 @@ func validKey(key string) bool {
 	return true
 }
 
-func bucketStream(bucket string) string    { return "KV_" + bucket }
-func keySubject(bucket, key string) string { return "$KV." + bucket + "." + key }
-func decimal(n uint64) string              { return strconv.FormatUint(n, 10) }
+// BucketStream returns the stream of a bucket.
+func BucketStream(bucket string) string { return "KV_" + bucket }
+
+// KeySubject returns the subject of a key of a bucket. The key may have wildcards.
+func KeySubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+
+func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
+
 func parseDecimal(s string) (n uint32, ok bool) {
 	v, err := strconv.ParseUint(s, 10, 32)
 	return uint32(v), err == nil && decimal(v) == s

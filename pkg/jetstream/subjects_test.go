@@ -59,14 +59,14 @@ func checkName(t *testing.T, name string) {
 		t.Fatalf("%q became %q and %q, %v", name, token, back, err)
 	}
 	key := events.RankKey{Instance: events.WorkerID(name), Rank: events.Rank(len(name))}
-	subject, err := EventSubject("ns-1", 7, key)
+	subject, err := Names("ns-1").Event(7, key)
 	if err != nil || !server.IsValidPublishSubject(subject) ||
-		!server.SubjectMatchesFilter(subject, streamSubjects("ns-1", 7)) {
+		!server.SubjectMatchesFilter(subject, Names("ns-1").streamSubjects(7)) {
 		t.Fatalf("subject %q, %v", subject, err)
 	}
-	engine, err := EngineSubject("ns-1", key.Instance)
-	back, named := ParseEngineSubject("ns-1", engine)
-	if err != nil || !server.SubjectMatchesFilter(engine, EngineSubjects("ns-1")) || !named || back != key.Instance {
+	engine, err := Names("ns-1").Engine(key.Instance)
+	back, named := Names("ns-1").ParseEngine(engine)
+	if err != nil || !server.SubjectMatchesFilter(engine, Names("ns-1").Engines()) || !named || back != key.Instance {
 		t.Fatalf("subject %q, %v: %q", engine, err, back)
 	}
 	claim, err := ClaimKey(key.Instance, name)
@@ -74,7 +74,7 @@ func checkName(t *testing.T, name string) {
 	if err != nil || !validKey(claim) || !claims || worker != key.Instance || model != name {
 		t.Fatalf("key %q, %v: %q %q", claim, err, worker, model)
 	}
-	if ns, p, back, err := ParseEventSubject(subject); err != nil || ns != "ns-1" || p != 7 || back != key {
+	if ns, p, back, err := parseEventSubject(subject); err != nil || ns != "ns-1" || p != 7 || back != key {
 		t.Fatalf("%q: %q %d %v %v", subject, ns, p, back, err)
 	}
 }
@@ -111,11 +111,11 @@ func FuzzParseEventSubject(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, subject string) {
-		ns, p, key, err := ParseEventSubject(subject)
+		ns, p, key, err := parseEventSubject(subject)
 		if err != nil {
 			return
 		}
-		if again, err := EventSubject(ns, p, key); err != nil || again != subject {
+		if again, err := Names(ns).Event(p, key); err != nil || again != subject {
 			t.Fatalf("%q parsed and formatted is %q, %v", subject, again, err)
 		}
 	})
@@ -193,16 +193,16 @@ func TestNodeSubject(t *testing.T) {
 		"ix-0": "kv.v1.prod.node.ix-0.find", "ix.zone a": "kv.v1.prod.node.ix=2Ezone=20a.find",
 		"": "kv.v1.prod.node.=.find", "*.>": "kv.v1.prod.node.=2A=2E=3E.find",
 	} {
-		if got, err := NodeSubject("prod", node, "find"); err != nil || got != want ||
+		if got, err := Names("prod").Node(node, "find"); err != nil || got != want ||
 			!server.IsValidLiteralSubject(got) {
 			t.Errorf("node %q: %q, %v; want %q", node, got, err, want)
 		}
 	}
-	if _, err := NodeSubject("prod", strings.Repeat("n", 256), "find"); !errors.Is(err, ErrBadName) {
+	if _, err := Names("prod").Node(strings.Repeat("n", 256), "find"); !errors.Is(err, ErrBadName) {
 		t.Errorf("too long a name: %v", err)
 	}
 	for _, node := range []string{"kvatlas-indexer-0", "a.b c", ""} {
-		subject, err := NodeSubject("prod", node, "find")
+		subject, err := Names("prod").Node(node, "find")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -210,7 +210,7 @@ func TestNodeSubject(t *testing.T) {
 			t.Errorf("ParseNodeSubject(%q) = %q, %v", subject, got, ok)
 		}
 	}
-	for _, subject := range []string{NodesSubject("prod"), "kv.v1.prod.q.find", "kv.v1.prod.node.a",
+	for _, subject := range []string{Names("prod").Nodes(), "kv.v1.prod.q.find", "kv.v1.prod.node.a",
 		"kv.v2.prod.node.a.find", "kv.v1.prod.ctl.0.node.1", "kv.v1.prod.node.=2.find", "_INBOX_node.x.y", ""} {
 		if got, ok := ParseNodeSubject(subject); ok {
 			t.Errorf("ParseNodeSubject(%q) = %q", subject, got)

@@ -64,14 +64,14 @@ type watchSession struct {
 }
 
 func (b *Bucket) watchOnce(ctx context.Context, observe func(Watched)) error {
-	s := &watchSession{consumer: newConsumer(b.c, b.stream), prefix: keySubject(b.name, ""), waiting: map[string]Entry{}}
+	s := &watchSession{consumer: newConsumer(b.c, b.stream), prefix: KeySubject(b.name, ""), waiting: map[string]Entry{}}
 	s.deliver, s.status = s.merge, s.heartbeat
 	before, err := b.c.infoOnce(ctx, b.stream)
 	if err != nil {
 		return err
 	}
 	_, pending, forget, err := s.open(ctx, before.epoch(), jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: keySubject(b.name, ">"),
+		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubject: KeySubject(b.name, ">"),
 		DeliverSubject: s.inbox, IdleHeartbeat: consumerHeartbeat,
 	})
 	if err != nil {

@@ -389,7 +389,7 @@ func (r *torture) trimLog() {
 	}
 	var last uint64
 	r.admin("the log is looked at", func(ctx context.Context, js jetstream.JetStream) error {
-		s, err := js.Stream(ctx, ours.StreamName("default", p))
+		s, err := js.Stream(ctx, ours.Names("default").Stream(p))
 		if err == nil {
 			last = s.CachedInfo().State.LastSeq
 		}
@@ -444,7 +444,7 @@ func (r *torture) rollBack() {
 	part := ""
 	if r.rng.IntN(2) == 0 {
 		part = filepath.Join("jetstream", "KV", "streams",
-			ours.StreamName("default", events.Partition(r.rng.IntN(partitionsT))))
+			ours.Names("default").Stream(events.Partition(r.rng.IntN(partitionsT))))
 	}
 	r.note("the server is killed and comes back with files of an earlier time: %q", part)
 	r.count("logs rolled back")
@@ -474,7 +474,7 @@ func (r *torture) deleteStream() {
 	r.note("the log of partition %d is deleted", p)
 	r.count("logs deleted")
 	r.admin("the log is deleted", func(ctx context.Context, js jetstream.JetStream) error {
-		if err := js.DeleteStream(ctx, ours.StreamName("default", p)); err != nil &&
+		if err := js.DeleteStream(ctx, ours.Names("default").Stream(p)); err != nil &&
 			!errors.Is(err, jetstream.ErrStreamNotFound) {
 			return err
 		}

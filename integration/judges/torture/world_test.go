@@ -82,5 +82,5 @@ func (w *world) stream(ctx context.Context, p events.Partition) (jetstream.Strea
 	if err != nil {
 		return nil, err
 	}
-	return js.Stream(ctx, ours.StreamName("default", p))
+	return js.Stream(ctx, ours.Names("default").Stream(p))
 }

@@ -6,7 +6,7 @@
 //
 //	ring, err := natsauth.Create(dir, natsauth.Static)
 //	err = ring.AddNamespace("prod", 8)
-//	grant, err := ring.Add(natsauth.Member{Namespace: "prod", Role: jetstream.RoleShim, Worker: "w1"})
+//	grant, err := ring.Add(natsauth.Member{Namespace: "prod", Role: RoleShim, Worker: "w1"})
 //	err = ring.Save()
 //	text, err := ring.ServerConfig("")
 //
@@ -16,6 +16,6 @@
 //   - [JWT]: the configuration names an operator. Running servers accept accounts that the operator has signed
 //     ([Ring.Push]). A new shim requires no reload.
 //
-// pkg/jetstream defines the subjects of each user and the sharing between accounts (Grant, Accounts). A ring is for one
-// goroutine. Two processes must not change a folder at the same time.
+// A [Grant] lists the subjects of a user, and an [Account] the subjects that users share. A ring is for one goroutine.
+// Two processes must not change a folder at the same time.
 package natsauth

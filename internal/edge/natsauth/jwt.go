@@ -48,13 +48,13 @@ func (r *Ring) pair(name string) (nkeys.KeyPair, error) {
 }
 
 // writeCreds writes the credentials file of a user's current key.
-func (r *Ring) writeCreds(m *Member, g *jetstream.Grant) error {
+func (r *Ring) writeCreds(m *Member, g *Grant) error {
 	user := jwt.NewUserClaims(m.Keys[0])
 	user.Name = m.Namespace + "-" + g.User
 	user.Pub.Allow = g.AllowPublish()
 	user.Sub.Allow = g.AllowSubscribe()
 	if g.Respond {
-		user.Resp = &jwt.ResponsePermission{MaxMsgs: 1, Expires: jetstream.ReplyWithin}
+		user.Resp = &jwt.ResponsePermission{MaxMsgs: 1, Expires: ReplyWithin}
 	}
 	seed, err := os.ReadFile(r.SeedFile(m.Namespace, g))
 	if err != nil {
@@ -132,7 +132,7 @@ func (r *Ring) accountTokens(which func(*Member) bool) (map[string]string, error
 	return tokens, nil
 }
 
-func accountClaims(a *jetstream.Account, m *Member, keys map[string]string) *jwt.AccountClaims {
+func accountClaims(a *Account, m *Member, keys map[string]string) *jwt.AccountClaims {
 	claims := jwt.NewAccountClaims(m.Account)
 	claims.Name = a.Name
 	if a.JetStream {

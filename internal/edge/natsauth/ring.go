@@ -14,7 +14,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/strictjson"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // Mode is the way in which servers receive users.
@@ -54,8 +53,8 @@ type Namespace struct {
 
 // Member is a NATS user.
 type Member struct {
-	Namespace string         `json:"namespace"`
-	Role      jetstream.Role `json:"role"`
+	Namespace string `json:"namespace"`
+	Role      Role   `json:"role"`
 
 	// Name distinguishes a further reader, router or operator from the namespace's own; empty for the namespace's own.
 	// Analysts have names.
@@ -79,7 +78,7 @@ type Member struct {
 
 // removable reports whether a namespace works without the user.
 func (m *Member) removable() bool {
-	return m.Name != "" || m.Role == jetstream.RoleShim || m.Role == jetstream.RolePool || m.Role == jetstream.RoleStore
+	return m.Name != "" || m.Role == RoleShim || m.Role == RolePool || m.Role == RoleStore
 }
 
 // Ring is a folder with the keys of NATS users.
@@ -157,8 +156,8 @@ func (r *Ring) AddNamespace(name string, partitions uint32) error {
 		return fmt.Errorf("%s already contains namespace %s", r.dir, name)
 	}
 	r.Namespaces = append(r.Namespaces, Namespace{Name: name, Partitions: partitions})
-	for _, role := range []jetstream.Role{jetstream.RoleNode, jetstream.RoleReader, jetstream.RoleRouter,
-		jetstream.RoleOperator} {
+	for _, role := range []Role{RoleNode, RoleReader, RoleRouter,
+		RoleOperator} {
 		if _, err := r.Add(Member{Namespace: name, Role: role}); err != nil {
 			return err
 		}
@@ -179,7 +178,7 @@ func (r *Ring) AddAll(list []Member) (users []string, err error) {
 }
 
 // Add adds a user and creates its keys. It returns the user's grant.
-func (r *Ring) Add(m Member) (jetstream.Grant, error) {
+func (r *Ring) Add(m Member) (Grant, error) {
 	g, err := r.grant(&m)
 	if err != nil {
 		return g, err
@@ -289,13 +288,13 @@ func (r *Ring) Remove(namespace, user string) error {
 }
 
 // Flags returns the flags for a connection as the user.
-func (r *Ring) Flags(namespace string, g *jetstream.Grant) string {
+func (r *Ring) Flags(namespace string, g *Grant) string {
 	flag, path := r.credential(namespace, g)
 	return flag + " " + path + " --nats-inbox-prefix " + g.Inbox
 }
 
 // credential returns the file for a connection as the user, and the flag that names the file.
-func (r *Ring) credential(namespace string, g *jetstream.Grant) (flag, path string) {
+func (r *Ring) credential(namespace string, g *Grant) (flag, path string) {
 	if r.Mode == JWT {
 		return "--nats-creds", r.credsPath(namespace, g.User)
 	}
@@ -303,7 +302,7 @@ func (r *Ring) credential(namespace string, g *jetstream.Grant) (flag, path stri
 }
 
 // Grants returns the permissions of each user of a namespace.
-func (r *Ring) Grants(namespace string) (grants []jetstream.Grant, err error) {
+func (r *Ring) Grants(namespace string) (grants []Grant, err error) {
 	for i := range r.Members {
 		if m := &r.Members[i]; m.Namespace == namespace {
 			g, err := r.grant(m)
@@ -322,7 +321,7 @@ func (r *Ring) ServerConfig(resolver string) (string, error) {
 	if r.Mode == JWT {
 		return r.operatorConfig(resolver)
 	}
-	return r.staticConfig(func(accounts []jetstream.Account) []jetstream.Account { return accounts })
+	return r.staticConfig(func(_ string, accounts []Account) []Account { return accounts })
 }
 
 // TransitionConfig is ServerConfig with all users of a namespace in one account, as in releases before 0.5.
@@ -330,23 +329,24 @@ func (r *Ring) TransitionConfig() (string, error) {
 	if r.Mode == JWT {
 		return "", fmt.Errorf("the keys in %s have mode jwt: servers accept new accounts with `indexer auth push`", r.dir)
 	}
-	return r.staticConfig(jetstream.OneAccount)
+	return r.staticConfig(oneAccount)
 }
 
-func (r *Ring) staticConfig(arrange func([]jetstream.Account) []jetstream.Account) (string, error) {
-	var all []jetstream.Account
+// staticConfig returns the accounts of all namespaces as a configuration. amend changes the accounts of a namespace.
+func (r *Ring) staticConfig(amend func(ns string, accounts []Account) []Account) (string, error) {
+	var all []Account
 	for _, ns := range r.Namespaces {
 		accounts, err := r.accounts(ns.Name)
 		if err != nil {
 			return "", err
 		}
-		all = append(all, arrange(accounts)...)
+		all = append(all, amend(ns.Name, accounts)...)
 	}
-	return jetstream.AccountsConfig(all), nil
+	return accountsConfig(all), nil
 }
 
-func (r *Ring) accounts(namespace string) ([]jetstream.Account, error) {
-	var users []jetstream.User
+func (r *Ring) accounts(namespace string) ([]Account, error) {
+	var users []User
 	for i := range r.Members {
 		m := &r.Members[i]
 		if m.Namespace != namespace {
@@ -356,9 +356,9 @@ func (r *Ring) accounts(namespace string) ([]jetstream.Account, error) {
 		if err != nil {
 			return nil, err
 		}
-		users = append(users, jetstream.User{Grant: g, Keys: m.Keys})
+		users = append(users, User{Grant: g, Keys: m.Keys})
 	}
-	return jetstream.Accounts(namespace, users), nil
+	return arrange(namespace, users), nil
 }
 
 func (r *Ring) namespace(name string) *Namespace {
@@ -370,33 +370,33 @@ func (r *Ring) namespace(name string) *Namespace {
 }
 
 // grant returns the permissions of a member.
-func (r *Ring) grant(m *Member) (jetstream.Grant, error) {
+func (r *Ring) grant(m *Member) (Grant, error) {
 	ns := r.namespace(m.Namespace)
 	if ns == nil {
-		return jetstream.Grant{}, fmt.Errorf("%s has no namespace %s", r.dir, m.Namespace)
+		return Grant{}, fmt.Errorf("%s has no namespace %s", r.dir, m.Namespace)
 	}
 	switch m.Role {
-	case jetstream.RoleNode:
-		return jetstream.NodeGrant(ns.Name), nil
-	case jetstream.RoleReader:
-		return m.named(jetstream.ReaderGrant(ns.Name))
-	case jetstream.RoleRouter:
-		return m.named(jetstream.RouterGrant(ns.Name))
-	case jetstream.RoleOperator:
-		return m.named(jetstream.OperatorGrant(ns.Name))
-	case jetstream.RoleAnalyst:
-		return m.named(jetstream.AnalystGrant(ns.Name))
-	case jetstream.RoleShim:
-		return jetstream.ShimGrant(ns.Name, ns.Partitions, events.WorkerID(m.Worker), m.Models...)
-	case jetstream.RolePool:
-		return jetstream.PoolGrant(ns.Name, ns.Partitions, m.Pool, m.Models...)
-	case jetstream.RoleStore:
-		return jetstream.StoreGrant(ns.Name, m.Store)
+	case RoleNode:
+		return NodeGrant(ns.Name), nil
+	case RoleReader:
+		return m.named(ReaderGrant(ns.Name))
+	case RoleRouter:
+		return m.named(RouterGrant(ns.Name))
+	case RoleOperator:
+		return m.named(OperatorGrant(ns.Name))
+	case RoleAnalyst:
+		return m.named(AnalystGrant(ns.Name))
+	case RoleShim:
+		return ShimGrant(ns.Name, ns.Partitions, events.WorkerID(m.Worker), m.Models...)
+	case RolePool:
+		return PoolGrant(ns.Name, ns.Partitions, m.Pool, m.Models...)
+	case RoleStore:
+		return StoreGrant(ns.Name, m.Store)
 	}
-	return jetstream.Grant{}, fmt.Errorf("this release has no role %q", m.Role)
+	return Grant{}, fmt.Errorf("this release has no role %q", m.Role)
 }
 
-func (m *Member) named(g jetstream.Grant) (jetstream.Grant, error) {
+func (m *Member) named(g Grant) (Grant, error) {
 	if m.Name == "" {
 		return g, nil
 	}
@@ -410,7 +410,7 @@ func (r *Ring) find(namespace, user string) int {
 	})
 }
 
-func (r *Ring) member(namespace, user string) (*Member, jetstream.Grant, error) {
+func (r *Ring) member(namespace, user string) (*Member, Grant, error) {
 	i := r.find(namespace, user)
 	if i < 0 {
 		grants, _ := r.Grants(namespace)
@@ -418,7 +418,7 @@ func (r *Ring) member(namespace, user string) (*Member, jetstream.Grant, error) 
 		for i := range grants {
 			names[i] = grants[i].User
 		}
-		return nil, jetstream.Grant{}, fmt.Errorf("namespace %s has no user %s in %s; it has %s", namespace, user, r.dir,
+		return nil, Grant{}, fmt.Errorf("namespace %s has no user %s in %s; it has %s", namespace, user, r.dir,
 			strings.Join(names, ", "))
 	}
 	g, err := r.grant(&r.Members[i])
@@ -426,7 +426,7 @@ func (r *Ring) member(namespace, user string) (*Member, jetstream.Grant, error) 
 }
 
 // SeedFile returns the path of the seed of a user's key.
-func (r *Ring) SeedFile(namespace string, g *jetstream.Grant) string {
+func (r *Ring) SeedFile(namespace string, g *Grant) string {
 	return r.seedPath(namespace, g.User)
 }
 
@@ -435,7 +435,7 @@ func (r *Ring) seedPath(namespace, user string) string {
 }
 
 // secrets returns the paths of a user's secrets.
-func (r *Ring) secrets(m *Member, g *jetstream.Grant) []string {
+func (r *Ring) secrets(m *Member, g *Grant) []string {
 	paths := []string{r.seedPath(m.Namespace, g.User)}
 	if r.Mode == JWT {
 		paths = append(paths, r.credsPath(m.Namespace, g.User))

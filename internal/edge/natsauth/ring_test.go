@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 func newRing(t *testing.T, dir string, mode Mode) *Ring {
@@ -19,7 +17,7 @@ func newRing(t *testing.T, dir string, mode Mode) *Ring {
 	if err := r.AddNamespace("a", 4); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Add(Member{Namespace: "a", Role: jetstream.RoleShim, Worker: "w1", Models: []string{"m"}}); err != nil {
+	if _, err := r.Add(Member{Namespace: "a", Role: RoleShim, Worker: "w1", Models: []string{"m"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Save(); err != nil {
@@ -124,7 +122,7 @@ func TestRemoval(t *testing.T) {
 		if (mode == JWT) != (len(r.Removed) == 1) {
 			t.Errorf("%s: accounts to remove: %v", mode, r.Removed)
 		}
-		g, err := r.Add(Member{Namespace: "a", Role: jetstream.RoleReader, Name: "team x"})
+		g, err := r.Add(Member{Namespace: "a", Role: RoleReader, Name: "team x"})
 		if err != nil || g.User != "reader-team=20x" || g.Inbox != "_INBOX_reader-team=20x" {
 			t.Errorf("%s: a further reader: %+v, %v", mode, g, err)
 		}
@@ -163,7 +161,7 @@ func TestKeysOfOlderReleases(t *testing.T) {
 	}
 	for i := range r.Members {
 		same := r.Members[i].Keys[0] == before.Members[i].Keys[0]
-		if same != (r.Members[i].Role != jetstream.RoleRouter) {
+		if same != (r.Members[i].Role != RoleRouter) {
 			t.Errorf("%s: key %s after %s", r.Members[i].Role, r.Members[i].Keys[0], before.Members[i].Keys[0])
 		}
 	}

@@ -16,12 +16,12 @@ import (
 )
 
 // SettingsFile returns the path of a user's settings file. Programs read the file with --config.
-func (r *Ring) SettingsFile(namespace string, g *jetstream.Grant) string {
+func (r *Ring) SettingsFile(namespace string, g *Grant) string {
 	return filepath.Join(r.dir, namespace+"-"+g.User+".yaml")
 }
 
 // WriteSettings writes the settings file of a user. nats is the address of the servers; an empty address is left out.
-func (r *Ring) WriteSettings(namespace, nats string, g *jetstream.Grant) error {
+func (r *Ring) WriteSettings(namespace, nats string, g *Grant) error {
 	flag, key := r.credential(namespace, g)
 	key, err := filepath.Abs(key)
 	if err != nil {
@@ -41,7 +41,7 @@ func (r *Ring) WriteSettings(namespace, nats string, g *jetstream.Grant) error {
 }
 
 // removeSettings removes the settings file of a user.
-func (r *Ring) removeSettings(namespace string, g *jetstream.Grant) error {
+func (r *Ring) removeSettings(namespace string, g *Grant) error {
 	if err := os.Remove(r.SettingsFile(namespace, g)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

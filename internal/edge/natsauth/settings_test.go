@@ -5,8 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // TestInboxFromKey: the inbox prefix of each user follows from its key: from the roster in the folder of a seed, and
@@ -56,7 +54,7 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := grants[len(grants)-1]
-	if g.Role != jetstream.RoleShim {
+	if g.Role != RoleShim {
 		t.Fatalf("the last user is %+v", g)
 	}
 	if err := r.WriteSettings("a", "nats://n:4222", &g); err != nil {

@@ -293,7 +293,7 @@ func (m *Member) broadcast() {
 	text, err := json.Marshal(Seen{Record: m.machine.announced, Revision: m.revision})
 	if err == nil {
 		// fails only without a connection
-		_ = m.cfg.Namespace.Conn().Send(jetstream.NodesSubject(m.cfg.Namespace.Name()), "", text)
+		_ = m.cfg.Namespace.Conn().Send(jetstream.Names(m.cfg.Namespace.Name()).Nodes(), "", text)
 	}
 }
 
@@ -401,7 +401,7 @@ func (m *Member) Run(ctx context.Context) error {
 // message after the look is lost. The caller calls unsubscribe once.
 func (m *Member) subscribe() (messages <-chan []byte, unsubscribe func()) {
 	received, over := make(chan []byte), make(chan struct{})
-	end, err := m.cfg.Namespace.Conn().Subscribe(jetstream.NodesSubject(m.cfg.Namespace.Name()),
+	end, err := m.cfg.Namespace.Conn().Subscribe(jetstream.Names(m.cfg.Namespace.Name()).Nodes(),
 		func(r jetstream.Request) {
 			select {
 			case received <- r.Body:

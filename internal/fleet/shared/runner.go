@@ -92,8 +92,8 @@ func (r *Runner[M]) Run(ctx context.Context) {
 	r.Machine.Begin(r.Now())
 	r.Mu.Unlock()
 	var parts sync.WaitGroup
-	subjects := []string{jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, 0),
-		jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, r.Machine.Origin())}
+	subjects := []string{jetstream.Names(r.cfg.Namespace).Shared(r.cfg.Name, 0),
+		jetstream.Names(r.cfg.Namespace).Shared(r.cfg.Name, r.Machine.Origin())}
 	parts.Go(func() { r.cfg.Conn.KeepSubscribedInOrder(ctx, subjects, r.receive, r.listenFailed) })
 	parts.Go(func() { r.publish(ctx) })
 	parts.Wait()
@@ -137,7 +137,7 @@ func (r *Runner[M]) publish(ctx context.Context) {
 			r.cfg.Log.Debug(r.cfg.Entries+" are known", "nodes", peers, r.cfg.Count, entries)
 		}
 		for _, message := range list {
-			subject := jetstream.SharedSubject(r.cfg.Namespace, r.cfg.Name, message.To)
+			subject := jetstream.Names(r.cfg.Namespace).Shared(r.cfg.Name, message.To)
 			// digests repeat what was not sent
 			if err := r.cfg.Conn.Send(subject, "", message.Data); err != nil && time.Since(warned) > time.Minute {
 				warned = time.Now()

@@ -55,7 +55,7 @@ func TestALossCostsOneIncarnation(t *testing.T) {
 			w.startShim()
 			w.grow(3)
 			w.awaitAll()
-			w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+			w.must(w.js.DeleteStream(w.ctx, jetstream.Names("test").Stream(0)))
 			w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
 			if talks {
 				w.grow(1)

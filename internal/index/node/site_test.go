@@ -235,7 +235,7 @@ func (w *site) snapshot() {
 func (w *site) purge(keepFrom events.StreamSeq) {
 	w.Helper()
 	w.act("a foreign client trims the log")
-	s, err := w.js.Stream(w.ctx, jetstream.StreamName("test", 0))
+	s, err := w.js.Stream(w.ctx, jetstream.Names("test").Stream(0))
 	w.must(err)
 	w.must(s.Purge(w.ctx, natsjs.WithPurgeSequence(uint64(keepFrom))))
 }

@@ -48,7 +48,7 @@ func (w *site) newest() *snapshot.Manifest {
 func TestStreamRecreatedUnderALiveNode(t *testing.T) {
 	w := twoGenerations(t)
 	w.act("the stream is deleted, and made again")
-	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+	w.must(w.js.DeleteStream(w.ctx, jetstream.Names("test").Stream(0)))
 	w.must(w.ns.EnsureStreams(w.ctx, jetstream.LogConfig{MaxBytes: 16 << 20}))
 	// The engine sends no more events: only a request makes its shim repeat its blocks.
 	s := w.awaitAfter("resynced")
@@ -78,7 +78,7 @@ func TestStreamDeletedUnderALiveNode(t *testing.T) {
 	w.grow(3)
 	w.awaitAll()
 	w.act("the stream is deleted")
-	w.must(w.js.DeleteStream(w.ctx, jetstream.StreamName("test", 0)))
+	w.must(w.js.DeleteStream(w.ctx, jetstream.Names("test").Stream(0)))
 	w.awaitAfter("resynced")
 	w.expect("unfit: epoch changed")
 	w.grow(3)
@@ -477,7 +477,7 @@ func TestPoison(t *testing.T) {
 	w.startShim()
 	w.grow(2)
 	w.awaitAll()
-	subject, err := jetstream.EventSubject("test", 0, events.RankKey{Instance: "w2"})
+	subject, err := jetstream.Names("test").Event(0, events.RankKey{Instance: "w2"})
 	w.must(err)
 	for _, m := range []struct {
 		subject string

@@ -126,11 +126,11 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 	if err != nil {
 		return nil, err
 	}
-	subject, err := jetstream.ControlRankSubject(ns.Name(), p, key)
+	subject, err := jetstream.Names(ns.Name()).ControlRank(p, key)
 	if err != nil {
 		return nil, err
 	}
-	answers, err := jetstream.AnswerSubject(ns.Name(), p, key, "")
+	answers, err := jetstream.Names(ns.Name()).Answer(p, key, "")
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func Serve(ns *jetstream.Namespace, key events.RankKey, h Handler) (stop func(),
 			ns.Name(), Workers: 2,
 		AnswerOn: func(id string) string { return answers + id },
 		Endpoints: []jetstream.Endpoint{
-			{Name: "partition", Subject: jetstream.ControlSubject(ns.Name(), p), Handler: answer},
+			{Name: "partition", Subject: jetstream.Names(ns.Name()).Control(p), Handler: answer},
 			{Name: "rank", Subject: subject, Handler: answer},
 		},
 	})
@@ -205,7 +205,7 @@ func WantLoads(ns *jetstream.Namespace, p events.Partition) error {
 	if err != nil {
 		return err
 	}
-	return ns.Conn().Send(jetstream.ControlSubject(ns.Name(), p), jetstream.ContentJSON, body)
+	return ns.Conn().Send(jetstream.Names(ns.Name()).Control(p), jetstream.ContentJSON, body)
 }
 
 // LoadsWanted is the time for which a shim reports loads after a request.

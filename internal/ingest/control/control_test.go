@@ -121,7 +121,7 @@ func TestAnswersForOtherRanksAreSkipped(t *testing.T) {
 		events.RankKey{Instance: good}); found == nil || found.Instance != good || err != nil {
 		t.Errorf("the shim of %s: %+v, %v", good, found, err)
 	}
-	stop, err := conn.Subscribe(jetstream.ControlSubject("test", 0), func(r jetstream.Request) {
+	stop, err := conn.Subscribe(jetstream.Names("test").Control(0), func(r jetstream.Request) {
 		_ = conn.Send(r.Reply, jetstream.ContentJSON, []byte("no JSON"))
 	})
 	if err != nil {

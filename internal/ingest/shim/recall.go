@@ -20,7 +20,7 @@ const recallPatience = 2 * time.Second
 // Nodes serve it before and after readiness. So a shim needs no permission to read snapshots, which contain other
 // ranks.
 func ServeRecall(ns *jetstream.Namespace) (stop func(context.Context), err error) {
-	prefix := jetstream.RecallPrefix(ns.Name())
+	prefix := jetstream.Names(ns.Name()).RecallPrefix()
 	answer := func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		p, key, ok := jetstream.ParseWorkerKey(strings.TrimPrefix(r.Subject, prefix))
 		if !ok {
@@ -53,7 +53,7 @@ func ServeRecall(ns *jetstream.Namespace) (stop func(context.Context), err error
 
 // recall requests the rank's state in the snapshots from a node, and reads the snapshots itself if no node replies.
 func (l *StreamLog) recall(ctx context.Context, p events.Partition) (found Published, err error) {
-	subject, err := jetstream.RecallSubject(l.ns.Name(), p, l.key)
+	subject, err := jetstream.Names(l.ns.Name()).Recall(p, l.key)
 	if err != nil {
 		return Published{}, err
 	}

@@ -31,7 +31,7 @@ func TestANodeReadsTheSnapshot(t *testing.T) {
 	}
 	ask := func(key events.RankKey) (Published, error) {
 		t.Helper()
-		subject, err := jetstream.RecallSubject(w.ns.Name(), 0, key)
+		subject, err := jetstream.Names(w.ns.Name()).Recall(0, key)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestANodeReadsTheSnapshot(t *testing.T) {
 	}
 	var refused *jetstream.ServiceError
 	for _, name := range []string{"1.w.0", "0.w.00", "x.w.0", "0.w.-1"} {
-		_, err := w.ns.Conn().Request(w.ctx, jetstream.RecallPrefix(w.ns.Name())+name, "", nil)
+		_, err := w.ns.Conn().Request(w.ctx, jetstream.Names(w.ns.Name()).RecallPrefix()+name, "", nil)
 		if !errors.As(err, &refused) || refused.Code != 400 {
 			t.Errorf("%s: %v", name, err)
 		}

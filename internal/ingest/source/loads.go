@@ -212,7 +212,7 @@ func (r *loadRelay) pass() {
 
 // publish sends a worker's loads or requests to all nodes.
 func (r *loadRelay) publish(worker events.WorkerID, loads *api.EngineLoads) {
-	subject, err := jetstream.EngineSubject(r.f.ns.Name(), worker)
+	subject, err := jetstream.Names(r.f.ns.Name()).Engine(worker)
 	var body []byte
 	if err == nil {
 		body, err = api.Marshal(api.MsgPack, loads)

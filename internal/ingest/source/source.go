@@ -86,7 +86,7 @@ func (f *Source) Run(ctx context.Context, conn *jetstream.Conn, log *slog.Logger
 	if err != nil {
 		return host.IgnoreEnd(ctx, err)
 	}
-	subject, err := jetstream.EngineSubject(ns.Name(), events.WorkerID(f.Worker))
+	subject, err := jetstream.Names(ns.Name()).Engine(events.WorkerID(f.Worker))
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func (s *Store) Check() error {
 	if _, _, err := net.SplitHostPort(s.Master); err != nil {
 		wrong.When(true, "--master %q is not HOST:PORT", s.Master)
 	} else {
-		_, err := jetstream.StoreSubject(s.Namespace, s.Master)
+		_, err := jetstream.Names(s.Namespace).Store(s.Master)
 		wrong.About("--master", err)
 	}
 	return wrong.Usage()
@@ -59,10 +59,10 @@ func (s *Store) Run(ctx context.Context, conn *jetstream.Conn, log *slog.Logger)
 	if s.master, err = hicache.NewMooncake(hicache.MooncakeConfig{Address: s.Master}); err != nil {
 		return err
 	}
-	if s.subject, err = jetstream.StoreSubject(s.Namespace, s.Master); err != nil {
+	if s.subject, err = jetstream.Names(s.Namespace).Store(s.Master); err != nil {
 		return err
 	}
-	reports, err := jetstream.StoreSourceSubject(s.Namespace, s.Master)
+	reports, err := jetstream.Names(s.Namespace).StoreSource(s.Master)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/escape"
 	"github.com/kvatlas/kvatlas/internal/base/usage"
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // UserNames are the names of users with keys in a namespace.
@@ -24,20 +23,20 @@ type UserNames struct {
 // members returns the users in a namespace.
 func (n *UserNames) members(namespace string) (list []natsauth.Member) {
 	for _, worker := range n.Shims {
-		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleShim, Worker: worker,
+		list = append(list, natsauth.Member{Namespace: namespace, Role: natsauth.RoleShim, Worker: worker,
 			Models: n.Models})
 	}
 	for _, pool := range n.Pools {
-		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RolePool, Pool: pool, Models: n.Models})
+		list = append(list, natsauth.Member{Namespace: namespace, Role: natsauth.RolePool, Pool: pool, Models: n.Models})
 	}
 	for _, store := range n.Stores {
-		list = append(list, natsauth.Member{Namespace: namespace, Role: jetstream.RoleStore, Store: store})
+		list = append(list, natsauth.Member{Namespace: namespace, Role: natsauth.RoleStore, Store: store})
 	}
 	for _, c := range []struct {
-		role  jetstream.Role
+		role  natsauth.Role
 		names []string
-	}{{jetstream.RoleReader, n.Readers}, {jetstream.RoleRouter, n.Routers}, {jetstream.RoleOperator, n.Operators},
-		{jetstream.RoleAnalyst, n.Analysts}} {
+	}{{natsauth.RoleReader, n.Readers}, {natsauth.RoleRouter, n.Routers}, {natsauth.RoleOperator, n.Operators},
+		{natsauth.RoleAnalyst, n.Analysts}} {
 		for _, name := range c.names {
 			list = append(list, natsauth.Member{Namespace: namespace, Role: c.role, Name: name})
 		}
@@ -62,7 +61,7 @@ func (k *Keys) Create(namespaces []string, partitions uint32, names *UserNames) 
 		}
 		members := names.members(ns)
 		if len(names.Shims)+len(names.Pools) == 0 {
-			members = append(members, natsauth.Member{Namespace: ns, Role: jetstream.RolePool, Models: names.Models})
+			members = append(members, natsauth.Member{Namespace: ns, Role: natsauth.RolePool, Models: names.Models})
 		}
 		if _, err := k.Ring.AddAll(members); err != nil {
 			return err
@@ -173,7 +172,7 @@ func (k *Keys) Print(transition bool) error {
 
 // printUsers prints the connection settings of a namespace's users: all users, or the named users.
 func (k *Keys) printUsers(namespace string, only ...string) error {
-	return k.eachUser(namespace, only, func(g *jetstream.Grant) error {
+	return k.eachUser(namespace, only, func(g *natsauth.Grant) error {
 		fmt.Fprintf(k.Users, "%s: %s\n", escape.Text(g.User), escape.Text(k.Ring.Flags(namespace, g)))
 		return nil
 	})
@@ -181,7 +180,7 @@ func (k *Keys) printUsers(namespace string, only ...string) error {
 
 // writeUsers writes the settings files of a namespace's users, of all or of the named users, and prints the users.
 func (k *Keys) writeUsers(namespace string, only ...string) error {
-	err := k.eachUser(namespace, only, func(g *jetstream.Grant) error {
+	err := k.eachUser(namespace, only, func(g *natsauth.Grant) error {
 		return k.Ring.WriteSettings(namespace, k.NATS, g)
 	})
 	if err != nil {
@@ -191,12 +190,12 @@ func (k *Keys) writeUsers(namespace string, only ...string) error {
 		return err
 	}
 	fmt.Fprintf(k.Users, "in place of the flags: --config %s, with the user's name for *\n",
-		escape.Text(k.Ring.SettingsFile(namespace, &jetstream.Grant{User: "*"})))
+		escape.Text(k.Ring.SettingsFile(namespace, &natsauth.Grant{User: "*"})))
 	return nil
 }
 
 // eachUser calls do for all users of a namespace, or for the named users, until an error.
-func (k *Keys) eachUser(namespace string, only []string, do func(*jetstream.Grant) error) error {
+func (k *Keys) eachUser(namespace string, only []string, do func(*natsauth.Grant) error) error {
 	grants, err := k.Ring.Grants(namespace)
 	for i := range grants {
 		if err == nil && (len(only) == 0 || slices.Contains(only, grants[i].User)) {

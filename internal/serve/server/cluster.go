@@ -141,7 +141,7 @@ type peers struct {
 func (p *peers) Send(
 	node, op string, patience time.Duration, trace string, body []byte, to rpc.Receiver, tag int,
 ) (id uint64, err error) {
-	subject, err := jetstream.NodeSubject(p.namespace, node, op)
+	subject, err := jetstream.Names(p.namespace).Node(node, op)
 	if err != nil {
 		return 0, api.Errorf(api.CodeInternal, "%v", err)
 	}
@@ -150,11 +150,11 @@ func (p *peers) Send(
 
 // peer returns a client of another node, which answers from its own partitions.
 func (s *Server) peer(name string) (*client.Client, error) {
-	if _, err := jetstream.NodeSubject(s.Namespace, name, ""); err != nil {
+	if _, err := jetstream.Names(s.Namespace).Node(name, ""); err != nil {
 		return nil, fmt.Errorf("node %.64q: %w", name, err)
 	}
 	subject := func(op string) string {
-		subject, _ := jetstream.NodeSubject(s.Namespace, name, op) // the name was checked above
+		subject, _ := jetstream.Names(s.Namespace).Node(name, op) // the name was checked above
 		return subject
 	}
 	absent := fmt.Sprintf("node %q of namespace %q does not answer on this NATS server: it is not running",

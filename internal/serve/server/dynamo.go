@@ -28,12 +28,12 @@ func (v *service) serveDynamo() error {
 		},
 	} {
 		op := "dynamo_" + verb
-		subject, err := jetstream.DynamoSubject(v.s.Namespace, "*", verb)
+		subject, err := jetstream.Names(v.s.Namespace).Dynamo("*", verb)
 		errs = append(errs, err)
 		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: subject, QueueGroup: queueGroup,
 			Handler: func(ctx context.Context, r jetstream.Request) jetstream.Response {
 				begun := time.Now()
-				model, named := jetstream.ParseDynamoSubject(v.s.Namespace, r.Subject)
+				model, named := jetstream.Names(v.s.Namespace).ParseDynamo(r.Subject)
 				form, known := api.ContentType(r.ContentType)
 				var failure *api.Error
 				var reply []byte

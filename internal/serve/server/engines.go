@@ -148,13 +148,13 @@ func (e *engines) report(l *api.EngineLoads) error {
 		of(r.Worker).Results = append(of(r.Worker).Results, r)
 	}
 	for worker := range byWorker {
-		if _, err := jetstream.EngineSubject(e.ns, worker); err != nil {
+		if _, err := jetstream.Names(e.ns).Engine(worker); err != nil {
 			return api.Errorf(api.CodeMalformed, "worker: %v", err)
 		}
 	}
 	e.take(l.Loads)
 	for worker, loads := range byWorker {
-		subject, _ := jetstream.EngineSubject(e.ns, worker) // the subject was valid above
+		subject, _ := jetstream.Names(e.ns).Engine(worker) // the subject was valid above
 		body, err := api.Marshal(api.MsgPack, loads)
 		if err == nil {
 			err = e.conn.Send(subject, api.MsgPack, body)
@@ -169,7 +169,7 @@ func (e *engines) report(l *api.EngineLoads) error {
 
 // listen receives reports until ctx ends.
 func (e *engines) listen(ctx context.Context) {
-	e.conn.KeepSubscribed(ctx, jetstream.EngineSubjects(e.ns), e.receive, func(err error) {
+	e.conn.KeepSubscribed(ctx, jetstream.Names(e.ns).Engines(), e.receive, func(err error) {
 		e.log.Warn("cannot subscribe to engines' load reports; retrying", "error", err, "what_to_do",
 			"grant the subject to this user: indexer auth example prints the permissions of every user")
 	})
@@ -179,7 +179,7 @@ func (e *engines) listen(ctx context.Context) {
 // single worker.
 func (e *engines) receive(r jetstream.Request) {
 	form, known := api.ContentType(r.ContentType)
-	worker, named := jetstream.ParseEngineSubject(e.ns, r.Subject)
+	worker, named := jetstream.Names(e.ns).ParseEngine(r.Subject)
 	err := error(api.WrongContentType(r.ContentType))
 	var l *api.EngineLoads
 	if known && named {

@@ -77,7 +77,7 @@ func (v *service) serveForwards() error {
 	s := v.s
 	on := map[string]string{}
 	for _, op := range []string{opForward, opFinished, opDeliver, opUnheard} {
-		subject, err := jetstream.NodeSubject(s.Namespace, s.ID, op)
+		subject, err := jetstream.Names(s.Namespace).Node(s.ID, op)
 		if err != nil {
 			return err
 		}
@@ -173,7 +173,7 @@ func (f *finisher) decline(r jetstream.Request, why *api.Error) jetstream.Respon
 
 // report sends the results of forwarded queries to their origin.
 func (s *Server) report(origin string, reports []byte) {
-	if subject, err := jetstream.NodeSubject(s.Namespace, origin, opFinished); err == nil {
+	if subject, err := jetstream.Names(s.Namespace).Node(origin, opFinished); err == nil {
 		_ = s.Conn.Send(subject, "", reports)
 	}
 }
@@ -260,7 +260,7 @@ func (f *finisher) redeliver(r jetstream.Request) {
 	b = msgp.AppendStr(b, a.reply)
 	b = msgp.AppendStr(b, a.contentType)
 	b = append(msgp.AppendBinHead(b, len(a.body)), a.body...)
-	if subject, err := jetstream.NodeSubject(f.server.Namespace, a.origin, opDeliver); err == nil {
+	if subject, err := jetstream.Names(f.server.Namespace).Node(a.origin, opDeliver); err == nil {
 		_ = f.server.Conn.Send(subject, "", b) // after a loss, the client retries
 	}
 }
@@ -281,7 +281,7 @@ func (s *Server) deliver(r jetstream.Request) {
 
 // forward sends a query to the finishing node.
 func (s *Server) forward(node string, patience time.Duration, trace, reply string, body []byte) error {
-	subject, err := jetstream.NodeSubject(s.Namespace, node, opForward)
+	subject, err := jetstream.Names(s.Namespace).Node(node, opForward)
 	if err != nil {
 		return api.Errorf(api.CodeInternal, "%v", err)
 	}

@@ -37,7 +37,7 @@ func (v *service) serveStatus() error {
 // serveOwn serves all operations on the node's own subjects, from the node's own data. It has separate workers, so that
 // nodes with workers waiting for each other still answer each other.
 func (v *service) serveOwn() error {
-	subject := func(op string) (string, error) { return jetstream.NodeSubject(v.s.Namespace, v.s.ID, op) }
+	subject := func(op string) (string, error) { return jetstream.Names(v.s.Namespace).Node(v.s.ID, op) }
 	answer := api.Handler{
 		Indexer: local{v.s}, Funnels: local{v.s}, Insights: local{v.s},
 		Unknown: api.IgnoreUnknown, // other nodes may have a newer version
@@ -81,7 +81,7 @@ func (s *Server) requests() api.Handler {
 }
 
 func (v *service) anyNode(op string) (string, error) {
-	return jetstream.QuerySubject(v.s.Namespace, op), nil
+	return jetstream.Names(v.s.Namespace).Query(op), nil
 }
 
 func (v *service) serve(

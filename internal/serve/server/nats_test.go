@@ -75,7 +75,7 @@ func TestEveryRequestIsAnsweredOrCounted(t *testing.T) {
 	var all sync.WaitGroup
 	for range asked {
 		all.Go(func() {
-			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), api.JSON, body)
+			reply, err := conn.Request(ctx, jetstream.Names("default").Query(ops.Find), api.JSON, body)
 			outcome := ops.OK
 			var refused *jetstream.ServiceError
 			if errors.As(err, &refused) {
@@ -149,7 +149,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 			{answer, api.CodeTooLarge, "the limit over NATS; request less"},
 			{nil, api.CodeMalformed, "empty"},
 		} {
-			reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), form, c.body)
+			reply, err := conn.Request(ctx, jetstream.Names("default").Query(ops.Find), form, c.body)
 			var refused *jetstream.ServiceError
 			var e api.ErrorBody
 			if !errors.As(err, &refused) || refused.Code != c.code.HTTPStatus() || reply.ContentType != contentType ||
@@ -159,7 +159,7 @@ func TestErrorsHaveBodies(t *testing.T) {
 			}
 		}
 	}
-	reply, err := conn.Request(ctx, jetstream.QuerySubject("default", ops.Find), "text/plain",
+	reply, err := conn.Request(ctx, jetstream.Names("default").Query(ops.Find), "text/plain",
 		[]byte(`{"model":"m","hashes":[]}`))
 	if err == nil || !strings.Contains(string(reply.Body), `"code":"wrong_content_type"`) {
 		t.Errorf("%s %v", reply.Body, err)

@@ -75,7 +75,7 @@ func (s *Server) addQuietSources(status *api.Status) {
 
 // listenStores receives the reports of stores' shims until ctx ends.
 func (e *engines) listenStores(ctx context.Context) {
-	e.conn.KeepSubscribed(ctx, jetstream.StoreSourceSubjects(e.ns), e.receiveStore, func(err error) {
+	e.conn.KeepSubscribed(ctx, jetstream.Names(e.ns).StoreSources(), e.receiveStore, func(err error) {
 		e.log.Warn("cannot subscribe to the reports of stores' shims; retrying", "error", err, "what_to_do",
 			"grant the subject to this user: indexer auth example prints the permissions of every user")
 	})
@@ -84,7 +84,7 @@ func (e *engines) listenStores(ctx context.Context) {
 // receiveStore enters a report of a store's shim. A report must be of the store in the subject.
 func (e *engines) receiveStore(r jetstream.Request) {
 	form, known := api.ContentType(r.ContentType)
-	store, named := jetstream.ParseStoreSourceSubject(e.ns, r.Subject)
+	store, named := jetstream.Names(e.ns).ParseStoreSource(r.Subject)
 	err := error(api.WrongContentType(r.ContentType))
 	var report *api.SourceReport
 	if known && named {

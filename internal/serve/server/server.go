@@ -586,7 +586,7 @@ func usualLog(server *natsserver.Server, partitions uint32) int64 {
 // listenStore passes the messages of a store's shim to receive, until ctx ends. Without the messages the store is
 // polled.
 func (s *Server) listenStore(ctx context.Context, store string, receive func([]byte)) {
-	subject, err := jetstream.StoreSubject(s.Namespace, store)
+	subject, err := jetstream.Names(s.Namespace).Store(store)
 	if err == nil {
 		err = s.Conn.Listen(ctx, subject, receive)
 	}

@@ -59,7 +59,7 @@ func (m measured) AppliedTraced(p events.Partition, messages []jetstream.Message
 		return []attribute.KeyValue{
 			attribute.String("messaging.system", "nats"), attribute.String("messaging.operation.type", "process"),
 			attribute.String("messaging.operation.name", "apply"),
-			attribute.String("messaging.destination.name", jetstream.StreamName(m.s.Namespace, p)),
+			attribute.String("messaging.destination.name", jetstream.Names(m.s.Namespace).Stream(p)),
 			attribute.Int("messaging.batch.message_count", len(messages)),
 			attribute.Int("kvatlas.partition", int(p)),
 			attribute.Int64("kvatlas.log.sequence", int64(messages[len(messages)-1].Seq)),

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -126,18 +127,18 @@ func (b *bed) settled(client *client.Client, nodes, copies int) error {
 
 // client returns a client for any node of a namespace, as a router has.
 func (b *bed) client(namespace string) *client.Client {
-	return b.clientOf(namespace, jetstream.RoleRouter)
+	return b.clientOf(namespace, natsauth.RoleRouter)
 }
 
-func (b *bed) clientOf(namespace string, role jetstream.Role) *client.Client {
-	subject := func(op string) string { return jetstream.QuerySubject(namespace, op) }
+func (b *bed) clientOf(namespace string, role natsauth.Role) *client.Client {
+	subject := func(op string) string { return jetstream.Names(namespace).Query(op) }
 	return client.OverPool(b.users.as(namespace, role).pool, subject, "no node answers", client.Options{})
 }
 
 // nodeClient returns a client for a single node, which answers from its own partitions.
 func (b *bed) nodeClient(namespace, node string) *client.Client {
-	return client.OverPool(b.users.as(namespace, jetstream.RoleNode).pool, func(op string) string {
-		subject, _ := jetstream.NodeSubject(namespace, node, op) // our nodes' names are good
+	return client.OverPool(b.users.as(namespace, natsauth.RoleNode).pool, func(op string) string {
+		subject, _ := jetstream.Names(namespace).Node(node, op) // our nodes' names are good
 		return subject
 	}, "node "+node+" does not answer", client.Options{})
 }

@@ -25,7 +25,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 )
 
 // Options configures a measurement.
@@ -127,7 +127,7 @@ func (b *bed) one() error {
 	b.progress("snapshot, restore")
 	within, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	if _, err := b.clientOf("one", jetstream.RoleNode).Snapshot(within); err != nil {
+	if _, err := b.clientOf("one", natsauth.RoleNode).Snapshot(within); err != nil {
 		return err
 	}
 	n.stop()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/ops"
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -74,7 +75,7 @@ func (b *bed) forms(namespace string) error {
 		b.report.Forms = append(b.report.Forms, Form{Name: f.name, contentType: f.contentType, body: body,
 			plain: make([]byte, len(body))})
 	}
-	subject, asking := jetstream.QuerySubject(namespace, ops.Find), b.users.as(namespace, jetstream.RoleRouter).conn
+	subject, asking := jetstream.Names(namespace).Query(ops.Find), b.users.as(namespace, natsauth.RoleRouter).conn
 	for round := range formRounds {
 		for i := range formWarm + max(b.o.Queries/formRounds, 20) {
 			for k := range b.report.Forms {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
@@ -70,7 +71,7 @@ func (b *bed) messages(worker int) (list [][]byte, err error) {
 
 // ingest publishes all events and waits until the nodes have applied the blocks on the given number of copies.
 func (b *bed) ingest(namespace string, client *client.Client, copies int, nodes ...*process) (t Taken, err error) {
-	ns, err := jetstream.OpenNamespace(b.ctx, b.users.as(namespace, jetstream.RolePool).conn, namespace)
+	ns, err := jetstream.OpenNamespace(b.ctx, b.users.as(namespace, natsauth.RolePool).conn, namespace)
 	if err != nil {
 		return t, err
 	}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
@@ -223,7 +224,7 @@ func (s *selecting) holding(ns *jetstream.Namespace) (map[events.Partition]event
 
 // fill registers the workers, publishes their blocks and books requests on the nodes of a namespace.
 func (s *selecting) fill(namespace string, client *client.Client, nodes int) error {
-	ns, err := jetstream.OpenNamespace(s.ctx, s.users.as(namespace, jetstream.RolePool).conn, namespace)
+	ns, err := jetstream.OpenNamespace(s.ctx, s.users.as(namespace, natsauth.RolePool).conn, namespace)
 	if err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func (s *selecting) fill(namespace string, client *client.Client, nodes int) err
 	if err := s.reflected(namespace, last, nodes); err != nil {
 		return err
 	}
-	operator := s.clientOf(namespace, jetstream.RoleOperator)
+	operator := s.clientOf(namespace, natsauth.RoleOperator)
 	if err := s.concurrently(s.Workers, func(i int) error {
 		// The log contains the blocks, as if shims had announced them, so the nodes must not add guessed blocks.
 		w := &api.WorkerRegistration{Instance: worker(i), Model: model, BlockSize: blockSize}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -119,7 +120,7 @@ func (s *selecting) one() error {
 	overHTTP := &contender{process: n, free: free,
 		body:   func(r *api.SelectRequest) ([]byte, error) { return json.Marshal(r) },
 		choose: func(body []byte) error { return http.do("POST", base+"/v1/select", body) }}
-	subject := jetstream.QuerySubject("single", ops.Select)
+	subject := jetstream.Names("single").Query(ops.Select)
 	overNATS := &contender{process: n, free: free,
 		body:   func(r *api.SelectRequest) ([]byte, error) { return api.Marshal(api.MsgPack, r) },
 		choose: func(body []byte) error { return s.requestOver(subject, body) }}
@@ -155,7 +156,7 @@ func (s *selecting) one() error {
 
 // requestOver sends a prepared body as pkg/client does; poster does the same over HTTP.
 func (s *selecting) requestOver(subject string, body []byte) error {
-	w, pool := waiters.Get().(*waiter), s.users.as("single", jetstream.RoleRouter).pool
+	w, pool := waiters.Get().(*waiter), s.users.as("single", natsauth.RoleRouter).pool
 	if _, err := pool.Send(subject, api.MsgPack, patience, "", body, w, 0); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/internal/choose/selection"
+	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -20,7 +21,7 @@ import (
 
 // inside measures selections in this process: a node's index, a load table, and the selection service.
 func (s *selecting) inside() error {
-	conn := s.users.as("inside", jetstream.RoleNode).conn
+	conn := s.users.as("inside", natsauth.RoleNode).conn
 	ns, err := jetstream.JoinNamespace(s.ctx, conn, jetstream.NamespaceConfig{Name: "inside",
 		Partitions: s.o.Partitions})
 	if err != nil {

@@ -45,7 +45,7 @@ func newUsers(dir string, partitions uint32) (*users, error) {
 		if err := ring.AddNamespace(ns, partitions); err != nil {
 			return nil, err
 		}
-		if _, err := ring.Add(natsauth.Member{Namespace: ns, Role: jetstream.RolePool}); err != nil {
+		if _, err := ring.Add(natsauth.Member{Namespace: ns, Role: natsauth.RolePool}); err != nil {
 			return nil, err
 		}
 	}
@@ -83,7 +83,7 @@ func (u *users) connect(b *bed, addr string) (err error) {
 			return failed
 		}
 		for i := range grants {
-			core := grants[i].Role != jetstream.RoleNode && grants[i].Role != jetstream.RolePool
+			core := grants[i].Role != natsauth.RoleNode && grants[i].Role != natsauth.RolePool
 			u.connected[ns+" "+string(grants[i].Role)] = join(jetstream.ConnOptions{NkeyFile: u.ring.SeedFile(ns, &grants[i]),
 				InboxPrefix: grants[i].Inbox, Core: core})
 		}
@@ -92,7 +92,7 @@ func (u *users) connect(b *bed, addr string) (err error) {
 }
 
 // as is the connection of a namespace's user with a role.
-func (u *users) as(namespace string, role jetstream.Role) *user {
+func (u *users) as(namespace string, role natsauth.Role) *user {
 	if u.ring == nil {
 		return u.bare
 	}
@@ -104,7 +104,7 @@ func (u *users) flags(namespace string) []string {
 	if u.ring == nil {
 		return nil
 	}
-	g := jetstream.NodeGrant(namespace)
+	g := natsauth.NodeGrant(namespace)
 	return strings.Fields(u.ring.Flags(namespace, &g))
 }
 

@@ -210,7 +210,7 @@ func users(dir string, o Options) (node, shims jetstream.ConnOptions, config str
 	if err = ring.AddNamespace("bench", o.Partitions); err != nil {
 		return node, shims, "", err
 	}
-	pool, err := ring.Add(natsauth.Member{Namespace: "bench", Role: jetstream.RolePool})
+	pool, err := ring.Add(natsauth.Member{Namespace: "bench", Role: natsauth.RolePool})
 	if err != nil {
 		return node, shims, "", err
 	}
@@ -218,7 +218,7 @@ func users(dir string, o Options) (node, shims jetstream.ConnOptions, config str
 	if err != nil {
 		return node, shims, "", err
 	}
-	own := jetstream.NodeGrant("bench")
+	own := natsauth.NodeGrant("bench")
 	node = jetstream.ConnOptions{NkeyFile: ring.SeedFile("bench", &own), InboxPrefix: own.Inbox}
 	shims = jetstream.ConnOptions{NkeyFile: ring.SeedFile("bench", &pool), InboxPrefix: pool.Inbox}
 	config = filepath.Join(dir, "accounts.conf")

@@ -174,7 +174,7 @@ func publishLoads(ns *jetstream.Namespace, loads []events.EngineLoad) error {
 	if len(loads) == 0 {
 		return nil
 	}
-	subject, err := jetstream.EngineSubject(ns.Name(), loads[0].Worker)
+	subject, err := jetstream.Names(ns.Name()).Engine(loads[0].Worker)
 	if err != nil {
 		return err
 	}

@@ -1,9 +1,11 @@
-package jetstream
+package natsauth
 
 import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // Account is a NATS account with users.
@@ -52,8 +54,8 @@ func accountOf(ns string, g *Grant) string {
 	return nodesAccount(ns) + "/" + g.User // no namespace has a '/'
 }
 
-// Accounts arranges the users of a namespace in accounts, one for each grant. The nodes' account is the first.
-func Accounts(ns string, users []User) []Account {
+// arrange arranges the users of a namespace in accounts, one for each grant. The nodes' account is the first.
+func arrange(ns string, users []User) []Account {
 	nodes := Account{Name: nodesAccount(ns), JetStream: true, Exports: exports(ns)}
 	accounts := []Account{nodes}
 	for _, u := range users {
@@ -68,15 +70,17 @@ func Accounts(ns string, users []User) []Account {
 	return accounts
 }
 
-// OneAccount returns the accounts with all users in the nodes' account. Servers that had all users there load this
+// oneAccount returns the accounts with all users in the nodes' account. Servers that had all users there load this
 // configuration first, so that every account exists when the users move.
-func OneAccount(accounts []Account) []Account {
+func oneAccount(ns string, accounts []Account) []Account {
 	accounts = slices.Clone(accounts)
 	var users []User
 	for i, a := range accounts {
 		for _, u := range a.Users {
 			// Shims claim their models once they may. Until then, nodes accept models without a claim.
-			u.Grant.Publish = slices.DeleteFunc(slices.Clone(u.Grant.Publish), isClaimsRequired)
+			u.Grant.Publish = slices.DeleteFunc(slices.Clone(u.Grant.Publish), func(subject string) bool {
+				return subject == jetstream.Names(ns).ClaimsRequired()
+			})
 			users = append(users, u)
 		}
 		accounts[i].Users = nil
@@ -88,15 +92,15 @@ func OneAccount(accounts []Account) []Account {
 // exports returns the exports of the nodes' account. The exports do not depend on the users, so a new shim changes
 // nothing in the nodes' account. Every account imports the needed part.
 func exports(ns string) []Export {
-	root := subjectRoot + ns
-	list := []Export{{Subject: root + ".ctl.>", Stream: true}, {Subject: discovery, Many: true}}
+	names := jetstream.Names(ns)
+	root := names.Root()
+	list := []Export{{Subject: root + "ctl.>", Stream: true}, {Subject: discovery, Many: true}}
 	for _, subject := range []string{
-		root + ".q.*", root + ".dynamo.*.*", root + ".ev.*.*.*", root + ".engine.*", root + ".store.*",
-		StoreSourceSubjects(ns),
-		RecallPrefix(ns) + "*.*.*", answerPrefix(ns) + "*.*.*.*",
-		keySubject(metaBucket(ns), "model.*"), keySubject(workersBucket(ns), "*.*.*"),
-		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)),
-		"$JS.API.STREAM.MSG.GET." + recordingStream(ns), directGet + ">",
+		root + "q.*", root + "dynamo.*.*", root + "ev.*.*.*", root + "engine.*", root + "store.*", names.StoreSources(),
+		names.RecallPrefix() + "*.*.*", names.AnswerPrefix() + "*.*.*.*",
+		names.ModelSubject("*"), jetstream.KeySubject(names.WorkersBucket(), "*.*.*"),
+		"$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET." + jetstream.BucketStream(names.MetaBucket()),
+		"$JS.API.STREAM.MSG.GET." + names.RecordingStream(), directGet + ">",
 	} {
 		list = append(list, Export{Subject: subject})
 	}
@@ -115,8 +119,8 @@ func imports(nodes string, g *Grant) []Import {
 	return list
 }
 
-// AccountsConfig returns accounts in the form of a nats-server configuration file.
-func AccountsConfig(accounts []Account) string {
+// accountsConfig returns accounts in the form of a nats-server configuration file.
+func accountsConfig(accounts []Account) string {
 	var b strings.Builder
 	b.WriteString("accounts {\n")
 	for _, a := range accounts {

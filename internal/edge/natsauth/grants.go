@@ -1,11 +1,13 @@
-package jetstream
+package natsauth
 
 import (
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // Role is a kind of NATS user.
@@ -28,7 +30,8 @@ type Grant struct {
 	Role Role
 	User string // a name for people, unique in the namespace
 
-	// Inbox is the first token of the user's reply subjects. Its connections must use it ([ConnOptions.InboxPrefix]).
+	// Inbox is the first token of the user's reply subjects. Its connections must use it
+	// ([jetstream.ConnOptions.InboxPrefix]).
 	Inbox string
 
 	// Requests are subjects on which the user publishes requests to nodes or JetStream. A user outside the nodes'
@@ -64,22 +67,23 @@ func (g *Grant) AllowSubscribe() []string {
 // NodeGrant is for indexer nodes: the whole namespace, and JetStream in their account. Only nodes are in that account,
 // so requests from other accounts have reply subjects of the server.
 func NodeGrant(ns string) Grant {
+	names := jetstream.Names(ns)
 	g := Grant{Role: RoleNode, User: string(RoleNode), Inbox: "_INBOX_node", Respond: true}
-	g.Publish = []string{"$JS.API.>", subjectRoot + ns + ".>", userInfo, responses + ">", g.Inbox + ".>",
-		ClaimsRequiredSubject(ns)}
-	for _, bucket := range []string{metaBucket(ns), snapshotBucket(ns), nodesBucket(ns), workersBucket(ns),
-		secretBucket(ns)} {
-		g.Publish = append(g.Publish, keySubject(bucket, ">"))
+	g.Publish = []string{"$JS.API.>", names.Root() + ">", userInfo, crossReplies, g.Inbox + ".>", names.ClaimsRequired()}
+	for _, bucket := range []string{names.MetaBucket(), names.SnapshotBucket(), names.NodesBucket(),
+		names.WorkersBucket(), names.SecretBucket()} {
+		g.Publish = append(g.Publish, jetstream.KeySubject(bucket, ">"))
 	}
-	g.Subscribe = []string{subjectRoot + ns + ".>", discovery}
+	g.Subscribe = []string{names.Root() + ">", discovery}
 	return g
 }
 
-// userInfo is the subject of a request for a user's account and permissions.
-const userInfo = "$SYS.REQ.USER.INFO"
-
-// discovery covers the subjects of NATS service discovery (ADR-32).
-const discovery = "$SRV.>"
+// Subjects of nats-server.
+const (
+	userInfo     = "$SYS.REQ.USER.INFO" // a request for a user's account and permissions
+	crossReplies = "_R_.>"              // covers the reply subjects of requests from another account
+	discovery    = "$SRV.>"             // covers the subjects of service discovery (ADR-32)
+)
 
 // ReaderGrant is for queries.
 func ReaderGrant(ns string) Grant {
@@ -90,7 +94,8 @@ func ReaderGrant(ns string) Grant {
 // includes a reader's rights.
 func RouterGrant(ns string) Grant {
 	g := askerGrant(ns, RoleRouter, api.AccessRead, api.AccessRoute)
-	g.Requests = append(g.Requests, subjectRoot+ns+".dynamo.*.generate", subjectRoot+ns+".dynamo.*.select")
+	root := jetstream.Names(ns).Root()
+	g.Requests = append(g.Requests, root+"dynamo.*.generate", root+"dynamo.*.select")
 	return g
 }
 
@@ -106,30 +111,30 @@ func OperatorGrant(ns string) Grant {
 
 // AnalystGrant is for programs that read recorded requests. It excludes the secret of the names, and queries.
 func AnalystGrant(ns string) Grant {
-	stream := recordingStream(ns)
-	return Grant{Role: RoleAnalyst, User: string(RoleAnalyst), Inbox: InboxRoot + "_" + string(RoleAnalyst),
+	stream := jetstream.Names(ns).RecordingStream()
+	return Grant{Role: RoleAnalyst, User: string(RoleAnalyst), Inbox: jetstream.InboxRoot + "_" + string(RoleAnalyst),
 		Requests: []string{"$JS.API.INFO", "$JS.API.STREAM.INFO." + stream, "$JS.API.STREAM.MSG.GET." + stream}}
 }
 
 // Named returns the grant for a further user of the same role with a separate account and inbox, since users of one
 // account can read each other's replies.
 func (g Grant) Named(name string) (Grant, error) {
-	token, err := EscapeToken(name)
+	token, err := jetstream.EscapeToken(name)
 	if err != nil {
 		return g, err
 	}
 	g.User += "-" + token
-	g.Inbox = InboxRoot + "_" + g.User
+	g.Inbox = jetstream.InboxRoot + "_" + g.User
 	return g, nil
 }
 
 // askerGrant is for clients of nodes: it has the granted operations of the accesses.
 func askerGrant(ns string, role Role, accesses ...api.Access) Grant {
-	g := Grant{Role: role, User: string(role), Inbox: InboxRoot + "_" + string(role)}
+	g := Grant{Role: role, User: string(role), Inbox: jetstream.InboxRoot + "_" + string(role)}
 	for _, access := range accesses {
 		for _, o := range api.Operations {
 			if o.Granted && natsAccess(o)&access != 0 {
-				g.Requests = append(g.Requests, QuerySubject(ns, o.Name))
+				g.Requests = append(g.Requests, jetstream.Names(ns).Query(o.Name))
 			}
 		}
 	}
@@ -149,11 +154,15 @@ func natsAccess(o *api.Operation) api.Access {
 // publish the worker's events, lease and used memory, answer requests for the worker, and read the last event and
 // lease. The shim may register these models only, or any model if there are none.
 func ShimGrant(ns string, partitions uint32, instance events.WorkerID, models ...string) (Grant, error) {
-	token, err := EscapeToken(string(instance))
+	token, err := jetstream.EscapeToken(string(instance))
 	if err != nil {
 		return Grant{}, err
 	}
-	return shimGrant(ns, RoleShim, "shim-"+token, token, []events.Partition{partitionOfToken(token, partitions)}, models)
+	p, err := jetstream.PartitionOf(instance, partitions)
+	if err != nil {
+		return Grant{}, err
+	}
+	return shimGrant(ns, RoleShim, "shim-"+token, token, []events.Partition{p}, models)
 }
 
 // PoolGrant is for shims of any workers with mutual trust, in fleets with too many changes for separate keys. An empty
@@ -165,7 +174,7 @@ func PoolGrant(ns string, partitions uint32, pool string, models ...string) (Gra
 	}
 	user := "shim"
 	if pool != "" {
-		token, err := EscapeToken(pool)
+		token, err := jetstream.EscapeToken(pool)
 		if err != nil {
 			return Grant{}, err
 		}
@@ -173,7 +182,8 @@ func PoolGrant(ns string, partitions uint32, pool string, models ...string) (Gra
 	}
 	g, err := shimGrant(ns, RolePool, user, "*", all, models)
 	if pool == "" {
-		g.Requests = append(g.Requests, subjectRoot+ns+".store.*", StoreSourceSubjects(ns))
+		names := jetstream.Names(ns)
+		g.Requests = append(g.Requests, names.Root()+"store.*", names.StoreSources())
 	}
 	return g, err
 }
@@ -185,17 +195,19 @@ const directGet = "$JS.API.DIRECT.GET."
 func shimGrant(
 	ns string, role Role, user, token string, partitions []events.Partition, models []string,
 ) (Grant, error) {
+	names := jetstream.Names(ns)
 	g := Grant{Role: role, User: user, Inbox: "_INBOX_" + user}
-	ranks := "*." + token + ".*"
+	ranksOf := func(partition string) string { return partition + "." + token + ".*" }
+	ranks := ranksOf("*")
 	if len(partitions) == 1 {
-		ranks = decimal(uint64(partitions[0])) + "." + token + ".*"
+		ranks = ranksOf(decimal(partitions[0]))
 	}
-	g.Requests = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + bucketStream(metaBucket(ns)),
-		subjectRoot + ns + ".ev." + ranks, RecallPrefix(ns) + ranks, answerPrefix(ns) + ranks + ".*",
-		subjectRoot + ns + ".engine." + token}
+	g.Requests = []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET." + jetstream.BucketStream(names.MetaBucket()),
+		names.Root() + "ev." + ranks, names.RecallPrefix() + ranks, names.AnswerPrefix() + ranks + ".*",
+		names.Root() + "engine." + token}
 	models = slices.Clone(models)
 	for i, model := range models {
-		m, err := EscapeToken(model)
+		m, err := jetstream.EscapeToken(model)
 		if err != nil {
 			return Grant{}, err
 		}
@@ -205,33 +217,41 @@ func shimGrant(
 		models = []string{"*"}
 	}
 	for _, m := range models {
-		g.Requests = append(g.Requests, keySubject(metaBucket(ns), "model."+m),
-			keySubject(workersBucket(ns), claimPrefix+token+"."+m))
+		g.Requests = append(g.Requests, names.ModelSubject(m), names.ClaimSubject(token, m))
 	}
 	for _, p := range partitions {
-		place := decimal(uint64(p)) + "." + token + ".*"
-		lease := keySubject(workersBucket(ns), place) // one for each partition: not all keys of the bucket are leases
-		g.Requests = append(g.Requests, lease, directGet+bucketStream(workersBucket(ns))+"."+lease,
-			"$JS.API.STREAM.INFO."+StreamName(ns, p), directGet+StreamName(ns, p)+"."+subjectRoot+ns+".ev."+place)
-		g.Imports = append(g.Imports, ControlSubject(ns, p))
+		place := ranksOf(decimal(p))
+		// one lease for each partition: not all keys of the bucket are leases
+		lease := jetstream.KeySubject(names.WorkersBucket(), place)
+		g.Requests = append(g.Requests, lease, directGet+jetstream.BucketStream(names.WorkersBucket())+"."+lease,
+			"$JS.API.STREAM.INFO."+names.Stream(p), directGet+names.Stream(p)+"."+names.Root()+"ev."+place)
+		g.Imports = append(g.Imports, names.Control(p))
 	}
-	control := subjectRoot + ns + ".ctl." + ranks
+	control := names.Root() + "ctl." + ranks
 	g.Imports = append(g.Imports, control)
 	// A shim and a second shim of the rank find each other within their account.
 	g.Publish = []string{control, g.Inbox + ".>"}
-	g.Subscribe = []string{answerPrefix(ns) + ranks + ".*", discovery}
+	g.Subscribe = []string{names.AnswerPrefix() + ranks + ".*", discovery}
 	return g, nil
 }
+
+func decimal(p events.Partition) string { return strconv.FormatUint(uint64(p), 10) }
 
 // StoreGrant is for the shim of a shared store with a master at this HTTP address. The shim may forward the master's
 // events and report missing events. Reads are not granted.
 func StoreGrant(ns, store string) (Grant, error) {
-	subject, err := StoreSubject(ns, store)
+	subject, err := jetstream.Names(ns).Store(store)
 	if err != nil {
 		return Grant{}, err
 	}
-	token, _ := EscapeToken(store) // no error: StoreSubject has checked it
+	source, err := jetstream.Names(ns).StoreSource(store)
+	if err != nil {
+		return Grant{}, err
+	}
+	token, err := jetstream.EscapeToken(store)
+	if err != nil {
+		return Grant{}, err
+	}
 	user := "store-" + token
-	return Grant{Role: RoleStore, User: user, Inbox: "_INBOX_" + user, Requests: []string{subject,
-		subject + storeSource}}, nil
+	return Grant{Role: RoleStore, User: user, Inbox: "_INBOX_" + user, Requests: []string{subject, source}}, nil
 }
