@@ -14,6 +14,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/capacity"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/launch"
+	"github.com/kvatlas/kvatlas/internal/serve/server"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -181,6 +182,14 @@ func serveRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.ForwardTokens, "forward-tokens", false,
 			"over --grpc-listen, send the token ids of a completion to its engine in place of the text, which the engine then need "+
 				"not tokenize: for engines of vLLM and SGLang; see docs/gateways.md"),
+		cli.Var(&s.GatewayPrefill, "gateway-prefill", server.PrefillBySidecar,
+			"over --grpc-listen, how prefill workers get requests: sidecar (llm-d's routing sidecar or Envoy's mirror sends "+
+				"them) or vllm (the indexer sends them, and gives kv_transfer_params to the decode worker); see docs/gateways.md",
+			cli.OneOf("is neither sidecar nor vllm", server.PrefillBySidecar, server.PrefillByVLLM)),
+		cli.Var(&s.GatewayPrefillTimeout, "gateway-prefill-timeout", time.Minute,
+			"with --gateway-prefill vllm: longest time of a request to a prefill worker; then the decode worker computes "+
+				"the prompt. The gateway must wait longer for the indexer",
+			cli.Positive[time.Duration]()),
 		cli.Var(&s.RequestExpiry, "request-expiry", 300*time.Second,
 			"time without progress after which a booked request is forgotten; the same on all nodes",
 			cli.Positive[time.Duration](),

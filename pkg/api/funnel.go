@@ -74,6 +74,9 @@ const (
 	CauseLowerTier   FunnelCause = "lower_tier"   // the host, disk or external tier of the chosen worker had it
 	CauseLastBlock   FunnelCause = "last_block"   // the whole prompt was held: engines compute the last block again
 	CauseEngine      FunnelCause = "engine"       // the engine reused less than it had announced
+
+	// CausePrefillFailed: the decode worker computed the prompt, because the request to the prefill worker failed.
+	CausePrefillFailed FunnelCause = "prefill_failed"
 )
 
 // Funnel shows where reusable tokens are lost.

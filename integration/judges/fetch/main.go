@@ -1,5 +1,5 @@
 // Command fetch puts the components of the judges into the user's cache folder, unless present: Python environments,
-// wheels that are read without installation, the libraries of Mooncake's programs, Debian's Prometheus, a program with
+// wheels and source archives that are read without installation, the libraries of Mooncake's programs, Debian's Prometheus, a program with
 // Helm's library, and Dynamo's worker selector, built with cargo. All components except Prometheus are pinned, and none
 // is installed on the machine. Only Chromium, tmux and systemd-analyze are installed: if missing, apt-get installs
 // Debian's packages, which needs root. `make judges` runs the command before the tests.
@@ -50,6 +50,9 @@ func fetch(progress io.Writer) error {
 		}
 	}
 	if err := step("wheels of wheels.txt", func() error { return pyenv.FetchWheels(progress) }); err != nil {
+		return err
+	}
+	if err := step("files of sources.txt", func() error { return pyenv.FetchSources(progress) }); err != nil {
 		return err
 	}
 	err := step("vocabularies of vocabularies.txt", func() error { return pyenv.FetchVocabularies(progress) })

@@ -25,8 +25,9 @@ type pair struct {
 func (p *pair) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
 	p.say("disaggregated %v optional %v", r.Disaggregated, r.PrefillOptional)
 	at := p.pool.Rank(events.RankKey{Instance: "decode"})
-	out := &api.Selection{Model: "m", ISLTokens: 7, Worker: at.Instance, Endpoint: at.Record.Endpoint}
-	if at := p.pool.Rank(events.RankKey{Instance: "prefill", Rank: p.rank}); at != nil && !p.alone {
+	out := &api.Selection{Model: "m", ISLTokens: 7, Worker: at.Instance, Endpoint: at.Record.Endpoint,
+		EffectivePrefillTokens: 5}
+	if at := p.pool.Rank(events.RankKey{Instance: "prefill", Rank: p.rank}); at != nil && r.Disaggregated && !p.alone {
 		out.Prefill = &api.Selection{Model: "m", Worker: at.Instance, Rank: at.Rank, Endpoint: at.Record.Endpoint}
 	}
 	return out, nil
@@ -54,6 +55,12 @@ func (p *pair) serve(t *testing.T, send ...string) (replies []*extprocv3.Process
 	t.Helper()
 	c := p.config()
 	c.Select = p.Select
+	return p.serveWith(t, c, send...)
+}
+
+// serveWith is serve with another configuration.
+func (p *pair) serveWith(t *testing.T, c Config, send ...string) (replies []*extprocv3.ProcessingResponse) {
+	t.Helper()
 	err := New(c).Process(&recorded{script{t: t, w: p.world, send: send}, &replies})
 	if err != nil {
 		t.Fatal(err)

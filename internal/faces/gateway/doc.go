@@ -21,7 +21,9 @@
 //
 // In a fleet with decode workers, a request of a generating API has a prefill worker too. The decode worker gets the
 // request, with the prefill worker's address in the header of llm-d's routing sidecar. For SGLang, the body has the
-// fields of SGLang's router. The bookings on both workers have one id, and end with the request.
+// fields of SGLang's router. The bookings on both workers have one id, and end with the request. With [Transfer], the
+// service sends the request to a prefill worker of vLLM itself, before the choice is returned to the proxy, and gives
+// the description of the transfer to the decode worker. The prefill booking ends with this request.
 //
 // Workers are identified by the serving addresses of their records, as IP:PORT. Workers with other addresses cannot be
 // chosen.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"net/http"
 	"net/textproto"
 	"slices"
 	"strconv"
@@ -32,6 +33,7 @@ const (
 	contentTypeHeader = "content-type"
 	pathHeader        = ":path"
 	statusHeader      = ":status"
+	requestIDHeader   = "x-request-id"
 
 	// unsupportedFields is a header of requests and responses.
 	unsupportedFields = "x-kvatlas-unsupported-fields"
@@ -46,18 +48,46 @@ type Ask struct {
 	API    fields.API // by the path; may be empty
 	Body   []byte     // nil without a body, and for a body that is not JSON
 	Subset []string   // addresses of the permitted workers; nil permits all
+
+	// Header has the headers of the request for a prefill worker, see passedHeaders. It may contain a secret.
+	Header http.Header
+}
+
+// passedHeaders are the headers of a request that the gateway sends to a prefill worker too.
+var passedHeaders = []string{"authorization", requestIDHeader, "traceparent", "tracestate"}
+
+// passed returns the headers for a prefill worker.
+func passed(h *extprocv3.HttpHeaders) http.Header {
+	to := http.Header{}
+	for _, name := range passedHeaders {
+		if v := header(h, name); v != "" {
+			to.Set(name, v)
+		}
+	}
+	return to
 }
 
 // Choice is the destination of a request.
 type Choice struct {
 	Addresses []string // as IP:PORT; the addresses after the first are fallbacks
 	Rank      string   // data-parallel rank behind the first address, if it has several
-	Prefiller string   // IP:PORT of the prefill worker; empty: the chosen worker computes the prompt
+	Prefiller string   // IP:PORT of the prefill worker for a sidecar; empty: none
 	Body      []byte   // the request's new body; nil: unchanged
+	RequestID string   // new header x-request-id; empty: unchanged
 
 	Unsupported []string // fields that prevent a look-up
 
 	Source string // the KV source as IP:PORT; empty: none
+
+	prefillRank string // data-parallel rank behind Prefiller, if the gateway sends the request there
+}
+
+// body returns the body of the request for the chosen worker.
+func (c *Choice) body(a *Ask) []byte {
+	if c.Body != nil {
+		return c.Body
+	}
+	return a.Body
 }
 
 // Effects are the effects of a message, in the order of the fields.
@@ -209,7 +239,7 @@ func (begin) step(m *Machine, r *extprocv3.ProcessingRequest) Effects {
 		m.duplexResponse = c.ResponseBodyMode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED
 	}
 	m.duplexRequest = mode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED
-	ask := Ask{API: fields.OfPath(header(h, pathHeader)), Subset: subset(r)}
+	ask := Ask{API: fields.OfPath(header(h, pathHeader)), Subset: subset(r), Header: passed(h)}
 	isJSON := isJSON(header(h, contentTypeHeader))
 	switch {
 	case h.EndOfStream || mode == modev3.ProcessingMode_NONE:
@@ -284,6 +314,9 @@ func (m *Machine) Chosen(c *Choice) (e Effects) {
 	}
 	if c.Prefiller != "" {
 		set = append(set, setHeader(prefiller, c.Prefiller))
+	}
+	if c.RequestID != "" {
+		set = append(set, setHeader(requestIDHeader, c.RequestID))
 	}
 	body := p.ask.Body
 	if c.Body != nil {

@@ -59,6 +59,10 @@ type Config struct {
 	// ForwardTokens replaces the text of a completion by token ids, so that the engine need not tokenize it again.
 	ForwardTokens bool
 
+	// Transfer makes the gateway send requests to prefill workers itself. nil: only the header of llm-d's sidecar and
+	// SGLang's fields describe the prefill worker. Prefill workers with a bootstrap port have SGLang's fields in any case.
+	Transfer *Transfer
+
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
@@ -75,8 +79,15 @@ type Config struct {
 
 // Metrics counts the events of a [Service]. Any goroutine may call its methods.
 type Metrics interface {
-	ReportReused(requestID string, tokens uint64) // records the reused tokens of a prompt, as the engine reported them
-	Moved(model string)                           // counts an answer of another worker than the chosen one
+	// ReportReused records the reused tokens of a prompt, as the engine reported them. alone means that the chosen
+	// prefill worker did not compute the prompt, so the decode worker did.
+	ReportReused(requestID string, tokens uint64, alone bool)
+
+	Moved(model string) // counts an answer of another worker than the chosen one
+
+	// Prefilled counts a request to a prefill worker by its [PrefillOutcome]. took is its time with the wait for a place;
+	// 0: it was not sent.
+	Prefilled(model, outcome string, took time.Duration)
 
 	// Unsupported receives the fields that prevent a look-up of a request. The list may be empty. Select counts the
 	// fields without support in the source of tokens.
@@ -97,6 +108,8 @@ type Service struct {
 	cfg    Config
 	bodies *web.Intake
 	known  sync.Map // model → *places
+
+	transfer *transfer // nil without Config.Transfer
 }
 
 // New returns a service.
@@ -105,7 +118,8 @@ func New(cfg Config) *Service {
 	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
 	cfg.Expiry = cmp.Or(cfg.Expiry, 300*time.Second)
 	cfg.Estimates = cmp.Or(cfg.Estimates, &fields.Estimator{})
-	return &Service{cfg: cfg, bodies: &web.Intake{Most: cfg.MaxBodies}}
+	bodies := &web.Intake{Most: cfg.MaxBodies}
+	return &Service{cfg: cfg, bodies: bodies, transfer: newTransfer(cfg.Transfer, bodies)}
 }
 
 // freeing bounds the time of the calls that free a request after its stream has ended.
@@ -239,6 +253,9 @@ type booking struct {
 	prompt api.Prompt // kept until the answering worker is known
 	rank   events.RankKey
 
+	report string // id for the report of reused tokens; empty: reported
+	alone  bool   // the decode worker computes the prompt, because the prefill worker did not
+
 	prefill uint64 // tokens that the chosen worker computes, if another worker answers: without its reuse
 
 	estimated uint64        // tokens of all prompts; 0: unknown, or the estimate covers only a part
@@ -301,8 +318,8 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	if e.PrefillComplete {
 		_ = s.cfg.Bookings.PrefillComplete(ctx, &b.ref)
 	}
-	if e.Reported {
-		s.cfg.Metrics.ReportReused(b.ref.RequestID, e.CachedTokens)
+	if e.Reported && b.report != "" {
+		s.cfg.Metrics.ReportReused(b.report, e.CachedTokens, b.alone)
 	}
 	if e.ResponseID != "" && s.cfg.Bind != nil {
 		s.cfg.Bind(b.ref.Model, e.ResponseID, b.rank, b.ref.RequestID)
@@ -336,17 +353,25 @@ func (s *Service) failed(ctx context.Context, model string, addresses []string) 
 // move books a request on the answering worker instead of the chosen one.
 func (s *Service) move(ctx context.Context, b *booking, to string) {
 	s.cfg.Metrics.Moved(b.ref.Model)
-	b.alive.stop()
-	_ = s.cfg.Bookings.Free(ctx, &b.ref)
 	ranks := s.cfg.Pool(b.ref.Model).Ranks
 	at := slices.IndexFunc(ranks, func(r registry.PoolRank) bool { return address(r.Record.Endpoint) == to })
-	if at < 0 {
-		b.ref.RequestID = "" // not a worker of the registry
+	if at < 0 { // not a worker of the registry
+		b.alive.stop()
+		_ = s.cfg.Bookings.Free(ctx, &b.ref)
+		b.ref.RequestID = ""
 		return
 	}
-	b.ref.RequestID, b.rank = rand.Text(), ranks[at].RankKey
+	s.rebook(ctx, b, ranks[at].RankKey, b.prefill)
+	b.report = b.ref.RequestID
+}
+
+// rebook ends a booking and books the request at a rank, under another id.
+func (s *Service) rebook(ctx context.Context, b *booking, at events.RankKey, prefill uint64) {
+	b.alive.stop()
+	_ = s.cfg.Bookings.Free(ctx, &b.ref)
+	b.ref.RequestID, b.rank = rand.Text(), at
 	_, _ = s.cfg.Bookings.Book(ctx, &api.BookRequest{Prompt: b.prompt, RequestID: b.ref.RequestID,
-		Worker: ranks[at].Instance, Rank: ranks[at].Rank, EffectivePrefillTokens: b.prefill})
+		Worker: at.Instance, Rank: at.Rank, EffectivePrefillTokens: prefill})
 	b.alive = s.renew(ctx, b.ref)
 }
 
@@ -395,14 +420,13 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if q.Endpoints, err = s.allowed(q.Model, a.Subset); err != nil {
 		return nil, booking{}, err
 	}
-	if r.API.Generates() && s.places(q.Model).decode {
-		q.Disaggregated, q.PrefillOptional = true, true
-	}
+	form := s.form(q.Model, r, a.Body)
+	q.Disaggregated, q.PrefillOptional = form.pair(), form.pair()
 	chosen, err := s.cfg.Select(ctx, q)
 	if err != nil {
 		return nil, booking{}, err
 	}
-	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, prompt: q.Prompt(),
+	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, report: q.RequestID, prompt: q.Prompt(),
 		rank: events.RankKey{Instance: chosen.Worker, Rank: chosen.Rank}}
 	b.prompt.ISLTokens = chosen.ISLTokens
 	if chosen.Prefill == nil {
@@ -414,25 +438,24 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if t := chosen.Tokenization; t != nil {
 		r.Unsupported = t.UnsupportedFields
 	}
-	c := s.choice(chosen, a.Subset)
-	if c != nil {
-		c.Unsupported = r.Unsupported
-		if forward {
-			c.Body = s.forward(a.Body, chosen)
-		}
-		body := a.Body
-		if c.Body != nil {
-			body = c.Body
-		}
-		if met := s.bootstrapped(c, chosen.Prefill, body, r.Prompts); met != nil {
-			c.Body = met
-		}
-	} else {
+	c := s.choice(chosen, a.Subset, form)
+	if c == nil {
 		_ = s.cfg.Bookings.Free(ctx, &b.ref)
 		return nil, booking{}, api.Errorf(api.CodeNoWorkers,
 			"the chosen worker of %q has left its permitted address", q.Model)
 	}
+	c.Unsupported = r.Unsupported
+	if forward {
+		c.Body = s.forward(a.Body, chosen)
+	}
 	b.alive = s.renew(ctx, b.ref)
+	if form.own() {
+		if err := s.prefill(ctx, a, r.API, form, chosen, c, &b); err != nil {
+			return nil, booking{}, err
+		}
+	} else if met := s.bootstrapped(c, chosen.Prefill, c.body(a), r.Prompts); met != nil {
+		c.Body = met
+	}
 	return c, b, nil
 }
 
@@ -476,6 +499,7 @@ type places struct {
 	addresses []string // the IP:PORT of each endpoint
 	all       bool     // the pool has no other addresses
 	decode    bool     // the pool has decode workers, so requests may have a prefill worker
+	bootstrap bool     // a prefill worker has a bootstrap port, so the engines are SGLang's
 }
 
 // places returns the addresses of a model. A change of the pool recomputes the addresses.
@@ -488,8 +512,10 @@ func (s *Service) places(model string) *places {
 	at := &places{pool: pool, all: true}
 	seen := map[string]bool{}
 	for i := range pool.Ranks {
-		endpoint := pool.Ranks[i].Record.Endpoint
-		at.decode = at.decode || pool.Ranks[i].Record.Role == api.RoleDecode
+		record := pool.Ranks[i].Record
+		endpoint := record.Endpoint
+		at.decode = at.decode || record.Role == api.RoleDecode
+		at.bootstrap = at.bootstrap || record.Role == api.RolePrefill && record.BootstrapPort != 0
 		if seen[endpoint] {
 			continue
 		}
@@ -536,7 +562,7 @@ func (s *Service) allowed(model string, subset []string) (list []string, err err
 
 // choice returns the destination of a booked request: the chosen worker, and the next best workers of the subset. It
 // returns nil if a chosen worker has left its permitted address by a new registration.
-func (s *Service) choice(of *api.Selection, subset []string) *Choice {
+func (s *Service) choice(of *api.Selection, subset []string, form prefillForm) *Choice {
 	usable := func(endpoint string) string {
 		at := address(endpoint)
 		if subset != nil && !slices.Contains(subset, at) {
@@ -559,7 +585,10 @@ func (s *Service) choice(of *api.Selection, subset []string) *Choice {
 		if c.Prefiller = usable(p.Endpoint); c.Prefiller == "" {
 			return nil
 		}
-		if r, _ := serverRank(pool.Worker(p.Worker), p.Rank, c.Prefiller); r != rank {
+		r, n := serverRank(pool.Worker(p.Worker), p.Rank, c.Prefiller)
+		if form.own() && n > 1 {
+			c.prefillRank = strconv.FormatUint(uint64(r), 10)
+		} else if !form.own() && r != rank {
 			c.Rank = "" // sidecars send the header to both servers
 		}
 		source = p.KVSource // the prefill worker fetches the blocks

@@ -75,8 +75,17 @@ func (w *world) config() Config {
 	}
 }
 
-func (w *world) ReportReused(_ string, n uint64) { w.say("reused %d", n) }
-func (w *world) Moved(model string)              { w.say("moved %s", model) }
+func (w *world) Moved(model string) { w.say("moved %s", model) }
+
+func (w *world) ReportReused(_ string, n uint64, alone bool) {
+	if alone {
+		w.say("reused %d without the prefill worker", n)
+		return
+	}
+	w.say("reused %d", n)
+}
+
+func (w *world) Prefilled(_, outcome string, _ time.Duration) { w.say("prefill: %s", outcome) }
 
 func (w *world) PromptCompared(model string, estimated, actual, completion uint64) {
 	w.say("compared %s %d with %d and %d", model, estimated, actual, completion)
@@ -458,7 +467,7 @@ func TestFallbacksStayInTheSubset(t *testing.T) {
 	s := New(newWorld().config())
 	of := &api.Selection{Model: "m", Worker: "a", Endpoint: "10.0.0.1:8000", Explanation: &routing.Explanation{
 		Candidates: []routing.Considered{{Worker: "a"}, {Worker: "b"}, {Worker: "c"}, {Worker: "d"}}}}
-	c := s.choice(of, []string{"10.0.0.1:8000", "10.0.0.3:80"})
+	c := s.choice(of, []string{"10.0.0.1:8000", "10.0.0.3:80"}, formAlone)
 	if want := []string{"10.0.0.1:8000", "10.0.0.3:80"}; !slices.Equal(c.Addresses, want) {
 		t.Errorf("%q, want %q", c.Addresses, want)
 	}

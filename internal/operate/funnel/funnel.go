@@ -82,6 +82,7 @@ type logged struct {
 
 type reportItem struct {
 	api.Report
+	alone bool // the chosen prefill worker did not compute the prompt
 	known chan bool
 }
 
@@ -226,7 +227,7 @@ func (t *Tracker) Applying(m *jetstream.Message, b *events.Batch) {
 
 // Report records the tokens that an engine has reused of a prompt. It returns false for an unknown choice.
 func (t *Tracker) Report(ctx context.Context, r *api.Report) (known bool, err error) {
-	x := &reportItem{*r, make(chan bool, 1)}
+	x := &reportItem{Report: *r, known: make(chan bool, 1)}
 	select {
 	case t.queue <- item{report: x}:
 	case <-ctx.Done():
@@ -240,10 +241,11 @@ func (t *Tracker) Report(ctx context.Context, r *api.Report) (known bool, err er
 	}
 }
 
-// ReportLater is a Report that does not block.
-func (t *Tracker) ReportLater(r api.Report) {
+// ReportLater is a Report that does not block. alone means a failure of the chosen prefill worker, and a report of the
+// decode worker.
+func (t *Tracker) ReportLater(r api.Report, alone bool) {
 	select {
-	case t.queue <- item{report: &reportItem{r, make(chan bool, 1)}}:
+	case t.queue <- item{report: &reportItem{Report: r, alone: alone, known: make(chan bool, 1)}}:
 	default:
 		t.dropped.Add(1)
 	}
@@ -344,7 +346,7 @@ func (t *Tracker) Run(ctx context.Context) {
 			t.unread.Add(-int64(next.batch.MemoryBytes()))
 			t.apply(next.batch)
 		case next.report != nil:
-			next.report.known <- t.reported(ctx, &next.report.Report)
+			next.report.known <- t.reported(ctx, next.report)
 		case next.done != nil:
 			close(next.done)
 		}
@@ -558,7 +560,7 @@ func (t *Tracker) addPending(id string, p *pending) {
 }
 
 // reported records an engine's reuse for a choice. It returns false for an unknown choice.
-func (t *Tracker) reported(ctx context.Context, r *api.Report) bool {
+func (t *Tracker) reported(ctx context.Context, r *reportItem) bool {
 	p := t.pending[r.RequestID]
 	if p == nil {
 		return false
@@ -584,6 +586,9 @@ func (t *Tracker) reported(ctx context.Context, r *api.Report) bool {
 			b.lose(&loss{step: api.StepReused, cause: cause, tokens: tokens})
 			left -= tokens
 		}
+	}
+	if r.alone {
+		lose(api.CausePrefillFailed, left)
 	}
 	for _, n := range p.names[first:] { // a worker without a block cannot use the blocks behind it
 		h, _ := t.history.Of(n)

@@ -325,6 +325,24 @@ func TestTracker(t *testing.T) {
 	}
 }
 
+// TestFailedPrefill: the tokens that a failed prefill worker held are lost to the failure, except the tokens that the
+// decode worker reused.
+func TestFailedPrefill(t *testing.T) {
+	tracker := New(Config{Node: "a"})
+	go tracker.Run(t.Context())
+	tracker.Record(&Request{At: time.Now(), Model: "m", BlockSize: 16, Tokens: make([]uint32, 160), Routed: true, ID: "r",
+		Worker: "w", Held: 10, Registered: 10, Eligible: 10, Selected: 10, SelectedIn: NewTiers(4, 6, 0, 0)})
+	tracker.ReportLater(api.Report{RequestID: "r", CachedTokens: 32}, true)
+	f, err := tracker.Funnel(t.Context(), "m", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := f.Steps[4]; last.Tokens != 32 || len(last.Lost) != 1 || last.Lost[0].Cause != api.CausePrefillFailed ||
+		last.Lost[0].Tokens != 128 {
+		t.Errorf("%+v", last)
+	}
+}
+
 // TestTrackerIsBounded: entries above the bounds are counted, and no caller blocks.
 func TestTrackerIsBounded(t *testing.T) {
 	tracker := New(Config{MaxRate: 10})

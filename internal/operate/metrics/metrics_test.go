@@ -200,6 +200,7 @@ func everything(t *testing.T) string {
 	q.Reused("m", 1)
 	q.Moved("m")
 	q.Disaggregated("m", "prefill")
+	q.Prefilled("m", "transfer", 1)
 	q.TokenizationAvoided("m", 1, 1)
 	q.PromptCompared("m", 1, 1, 1)
 	q.Unsupported("chat", []string{"task"})

@@ -31,6 +31,8 @@ type Queries struct {
 	moved     *prometheus.CounterVec
 
 	disaggregated *prometheus.CounterVec
+	prefills      *prometheus.CounterVec
+	prefillTime   *prometheus.HistogramVec
 	avoided       *prometheus.CounterVec
 	avoidedTokens *prometheus.CounterVec
 	avoidedTime   *prometheus.CounterVec
@@ -137,6 +139,15 @@ func (q *Queries) Moved(model string) { q.moved.WithLabelValues(q.models.label(m
 // Disaggregated counts a choice of a decode and a prefill worker by its outcome, see [api.Disaggregation].
 func (q *Queries) Disaggregated(model, outcome string) {
 	q.disaggregated.WithLabelValues(q.models.label(model), outcome).Inc()
+}
+
+// Prefilled counts a gateway's request to a prefill worker by its outcome, and records its time; 0: not sent.
+func (q *Queries) Prefilled(model, outcome string, took time.Duration) {
+	model = q.models.label(model)
+	q.prefills.WithLabelValues(model, outcome).Inc()
+	if took > 0 {
+		q.prefillTime.WithLabelValues(model).Observe(took.Seconds())
+	}
 }
 
 // TokenizationAvoided counts a completion that an engine received as token ids in place of a text. took is the time in
@@ -257,6 +268,13 @@ func New(cfg Config) (http.Handler, *Queries) {
 		disaggregated: counter("kvatlas_route_disaggregated_total", "Choices of a decode and a prefill worker by outcome: "+
 			"prefill (both), short_prompt or prefill_busy (bypass: the decode worker computes the prompt), "+
 			"no_prefill_worker or no_decode_worker (one worker answers alone).", "model", "outcome"),
+		prefills: counter("kvatlas_gateway_prefills_total", "Requests to prefill workers by --gateway-prefill vllm, by "+
+			"outcome: transfer or no_transfer (the worker has computed the prompt, and describes a transfer of blocks or not); "+
+			"refused, broken, status (5xx) or timeout (failures of the worker); rejected (another status), malformed, "+
+			"too_large, busy (no place on this node), denied (--dial-allow), canceled; unsupported (not sent).",
+			"model", "outcome"),
+		prefillTime: histogram("kvatlas_gateway_prefill_seconds", "Time of these requests, with the wait for a place.",
+			prometheus.ExponentialBuckets(1e-3, 2.5, 13), "model"),
 		avoided: counter("kvatlas_tokenize_avoided_total",
 			"Completions through a gateway that the engine received as token ids, without a tokenization in the engine.", "model"),
 		avoidedTokens: counter("kvatlas_tokenize_avoided_tokens_total",

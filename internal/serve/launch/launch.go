@@ -72,6 +72,8 @@ func (p *Process) checkPorts(wrong *cli.Complaints) {
 	listen := map[string]string{"--http-listen": p.HTTPListen, "--select-listen": p.SelectListen,
 		"--slot-tracker-listen": p.SlotTrackerListen, "--conductor-listen": p.ConductorListen, "--grpc-listen": p.GRPCListen}
 	wrong.When(p.GRPCInsecure && p.GRPCListen == "", "--grpc-insecure has no effect without --grpc-listen")
+	wrong.When(p.GatewayPrefill == server.PrefillByVLLM && p.GRPCListen == "",
+		"--gateway-prefill %s has no effect without --grpc-listen", server.PrefillByVLLM)
 	wrong.When(p.ForwardTokens && (p.GRPCListen == "" || p.TokenizersFile == ""),
 		"--forward-tokens needs --grpc-listen and --tokenizers: it changes the texts of gateways' requests")
 	if p.GRPCClientCA != "" {

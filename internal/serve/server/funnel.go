@@ -202,11 +202,12 @@ func eligible(q *api.SelectRequest, pool routing.Role, r *registry.PoolRank) boo
 		!slices.ContainsFunc(q.RequiredTaints, func(t string) bool { return !slices.Contains(r.Record.Taints, t) })
 }
 
-// ReportReused records the reused tokens of a prompt, as an engine reported them to the gateway.
-func (m measured) ReportReused(id string, cached uint64) {
+// ReportReused records the reused tokens of a prompt, as an engine reported them to the gateway. alone means that the
+// chosen prefill worker did not compute the prompt.
+func (m measured) ReportReused(id string, cached uint64, alone bool) {
 	r := api.Report{RequestID: id, CachedTokens: cached}
 	m.s.recordReport(&r)
-	m.s.funnel.ReportLater(r)
+	m.s.funnel.ReportLater(r, alone)
 }
 
 // Funnel returns the sum of all nodes' funnels.

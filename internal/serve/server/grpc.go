@@ -34,6 +34,20 @@ func (s *Server) grpcTLS() *tls.Config {
 	return with
 }
 
+// The values of Settings.GatewayPrefill.
+const (
+	PrefillBySidecar = "sidecar"
+	PrefillByVLLM    = "vllm"
+)
+
+// transfer returns the configuration of the gateway's own requests to prefill workers; nil: others send them.
+func (s *Server) transfer() *gateway.Transfer {
+	if s.GatewayPrefill != PrefillByVLLM {
+		return nil
+	}
+	return &gateway.Transfer{Rule: s.Screen.Rule, Timeout: s.GatewayPrefillTimeout}
+}
+
 // serveGRPC listens and serves gRPC until the returned function is called.
 func (s *Server) serveGRPC() (stop func(), err error) {
 	calls := s.QueryWorkers + s.QueryQueue
@@ -52,7 +66,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 			Select: s.tracedSelect, Bookings: s, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
 			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
 			Bind: s.bindSession(), Metrics: measured{s.queries, s}, Expiry: s.RequestExpiry,
-			ForwardTokens: s.ForwardTokens, Estimates: &s.estimates,
+			ForwardTokens: s.ForwardTokens, Estimates: &s.estimates, Transfer: s.transfer(),
 		}))
 		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))
 	})

@@ -117,6 +117,11 @@ type Settings struct {
 
 	GRPCListen string // empty: gRPC is not served
 
+	// GatewayPrefill is the way in which prefill workers get the requests of gateways: PrefillBySidecar, the default, or
+	// PrefillByVLLM.
+	GatewayPrefill        string
+	GatewayPrefillTimeout time.Duration // of a request to a prefill worker; 0: 60 s
+
 	// GRPCInsecure permits gateways to choose workers over gRPC without a token. Other methods still need a token.
 	GRPCInsecure bool
 

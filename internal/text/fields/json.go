@@ -201,7 +201,7 @@ func Each(object []byte, f func(name string, value []byte)) {
 	})
 }
 
-// Member is a member of an object, with its value as JSON.
+// Member is a member of an object, with its value as JSON. An empty value removes the member.
 type Member struct{ Name, Value string }
 
 // Replace returns a body that Read accepts, in UTF-8, with members in place of its members of the same names.
@@ -222,7 +222,9 @@ func Replace(body []byte, members []Member) []byte {
 		}
 	})
 	for _, m := range members {
-		add(strconv.AppendQuote(nil, m.Name), []byte(m.Value))
+		if m.Value != "" {
+			add(strconv.AppendQuote(nil, m.Name), []byte(m.Value))
+		}
 	}
 	return append(out, '}')
 }
