@@ -122,7 +122,8 @@ var ways = map[Arm]way{
 }
 
 // way returns the behaviour of an arm. Further arms are dynamo-SCALE-CREDIT, which is [ArmExactShared] with the given
-// weights, and policy:NAME, which is [ArmExactShared] with another policy of pkg/routing.
+// weights, policy:NAME, which is [ArmExactShared] with another policy of pkg/routing, and own:NAME, which is
+// [ArmExactOwn] with another policy.
 func (a Arm) way() (way, error) {
 	if w, ok := ways[a]; ok {
 		return w, nil
@@ -130,6 +131,10 @@ func (a Arm) way() (way, error) {
 	w := ways[ArmExactShared]
 	if name, ok := strings.CutPrefix(string(a), "policy:"); ok && slices.Contains(routing.Policies(), name) {
 		w.policy = name
+		return w, nil
+	}
+	if name, ok := strings.CutPrefix(string(a), "own:"); ok && slices.Contains(routing.Policies(), name) {
+		w.policy, w.shares = name, false
 		return w, nil
 	}
 	if weights, ok := strings.CutPrefix(string(a), "dynamo-"); ok {
@@ -141,7 +146,7 @@ func (a Arm) way() (way, error) {
 			return w, nil
 		}
 	}
-	return way{}, fmt.Errorf("there is no arm %q; there are %v, dynamo-SCALE-CREDIT, and policy:NAME for the policies %v",
+	return way{}, fmt.Errorf("there is no arm %q; there are %v, dynamo-SCALE-CREDIT, and policy:NAME and own:NAME for the policies %v",
 		a, AllArms(), routing.Policies())
 }
 
@@ -174,8 +179,8 @@ func ParseArms(names []string) (arms []Arm, err error) {
 	return arms, nil
 }
 
-// scales reports whether the number of routers makes a difference.
-func (a Arm) scales() bool {
+// Scales reports whether the number of routers makes a difference.
+func (a Arm) Scales() bool {
 	w, err := a.way()
 	return err == nil && (w.knows == knowsTables || w.knows == knowsIndex || w.rule != nil && !w.shares)
 }

@@ -2,6 +2,7 @@ package routesim
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -22,7 +23,7 @@ func (w *Workload) engine(worker int) Engine {
 		e.Attention /= x
 	}
 	if n := len(w.Capacities); n > 0 {
-		e.Capacity = int(float64(e.Capacity) * w.Capacities[worker%n])
+		e.Capacity = int(math.Round(float64(e.Capacity) * w.Capacities[worker%n]))
 	}
 	return e
 }

@@ -75,7 +75,7 @@ Arms:
   exact-restart                  the same, and all routers are restarted half-way
   exact-shared                   one index and one table of requests under way for all routers, as kvatlas has
   dynamo-SCALE-CREDIT            exact-shared with these weights of prefill and of overlap
-  policy:NAME                    exact-shared with another policy
+  policy:NAME, own:NAME          exact-shared or exact-own with another policy
   oracle                         the true state of caches and load
   oracle-greedy                  the worker with the first token first, by the true state
 

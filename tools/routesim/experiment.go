@@ -104,18 +104,18 @@ func Compare(ctx context.Context, o Options) (*Report, error) {
 			p.Bound = Bound(&w, rep.Workers)
 			for _, arm := range o.Arms {
 				for _, routers := range o.Routers {
-					if !arm.scales() && routers != o.Routers[0] {
+					if !arm.Scales() && routers != o.Routers[0] {
 						continue
 					}
 					cfg := Config{Workload: w, Arm: arm, Routers: routers, Workers: rep.Workers, Seed: o.Seed,
 						Disturb: o.Disturb, EventLag: 5e-3, Routing: o.Routing, TableTokens: w.TableTokens,
 						TableDepth: w.TableDepth}
-					if !arm.scales() {
+					if !arm.Scales() {
 						cfg.Routers = 1
 					}
 					if o.Progress != nil {
 						what := string(arm)
-						if arm.scales() {
+						if arm.Scales() {
 							what = fmt.Sprintf("%s, routers: %d", arm, routers)
 						}
 						cfg.Progress = func(done, _ int) { o.Progress(what, before+done, of) }
@@ -142,7 +142,7 @@ func Compare(ctx context.Context, o Options) (*Report, error) {
 // runs returns the number of runs of a workload.
 func (o *Options) runs() (n int) {
 	for _, a := range o.Arms {
-		if a.scales() {
+		if a.Scales() {
 			n += len(o.Routers)
 		} else {
 			n++

@@ -19,11 +19,18 @@ func (x *MeasuredArm) fitted() bool {
 }
 
 // Fit changes the constants of an engine to bring the simulation with the recorded choices near the measured TTFT. use
-// selects the arms. Fit is a coordinate descent with the given number of rounds, and returns the remaining error.
+// selects the arms. rounds and the results are as in [Descend].
 func (m *Measured) Fit(ctx context.Context, e Engine, rounds int, use func(*MeasuredArm) bool) (Engine, float64,
 	error) {
-	best, err := m.misfit(ctx, e, use)
-	step := make([]float64, len(e.constants()))
+	return Descend(e, (*Engine).constants, rounds, func(try Engine) (float64, error) { return m.misfit(ctx, try, use) })
+}
+
+// Descend changes the given constants of an engine to reduce the error that misfit returns. It is a coordinate descent
+// with the given number of rounds, and returns the remaining error. A constant of 0 stays.
+func Descend(e Engine, constants func(*Engine) []*float64, rounds int, misfit func(Engine) (float64, error)) (Engine,
+	float64, error) {
+	best, err := misfit(e)
+	step := make([]float64, len(constants(&e)))
 	for i := range step {
 		step[i] = 0.15
 	}
@@ -32,8 +39,10 @@ func (m *Measured) Fit(ctx context.Context, e Engine, rounds int, use func(*Meas
 			better := false
 			for _, x := range []float64{1 + step[i], 1 - step[i]} {
 				try := e
-				*try.constants()[i] *= x
-				left, err := m.misfit(ctx, try, use)
+				if *constants(&try)[i] *= x; try == e {
+					continue
+				}
+				left, err := misfit(try)
 				if err != nil {
 					return e, best, err
 				}

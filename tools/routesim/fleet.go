@@ -63,8 +63,8 @@ type fleet struct {
 	arm     Arm
 	way     way
 	cfg     Engine
-	blocks  int    // of the workload
-	placed  string // recorded choices
+	blocks  int   // of the workload
+	placed  []int // recorded choices
 	engines []*engine
 	routers []*router
 	index   *radix.Index
@@ -209,8 +209,8 @@ func (f *fleet) choose(r *request, now micros) error {
 			f.live = append(f.live, w)
 		}
 	}
-	if f.placed != "" {
-		r.worker = int(f.placed[r.number] - '0')
+	if f.placed != nil {
+		r.worker = f.placed[r.number]
 	} else if router.rule != nil {
 		r.worker = router.rule.choose(router, r, f.live, now)
 	} else {

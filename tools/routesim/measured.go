@@ -100,7 +100,11 @@ func VLLMOnH200() Engine {
 func (m *Measured) Config(x *MeasuredArm, seed uint64, recorded bool) Config {
 	w := m.Workload(x.Rate, x.Requests)
 	if recorded || x.Arm == ArmRandom || x.Arm == ArmSticky {
-		w.Placed = map[Arm]string{x.Arm: x.Workers}
+		placed := make([]int, len(x.Workers))
+		for i, digit := range x.Workers {
+			placed[i] = int(digit - '0')
+		}
+		w.Placed = map[Arm][]int{x.Arm: placed}
 	}
 	return Config{Workload: w, Arm: x.Arm, Routers: 1, Workers: w.Workers, Seed: seed, EventLag: 1e-3,
 		Routing: routing.DefaultConfig()}

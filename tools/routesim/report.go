@@ -87,7 +87,7 @@ func (rep *Report) printWorth(w io.Writer) {
 }
 
 func (r *Run) routers() string {
-	if !r.Arm.scales() {
+	if !r.Arm.Scales() {
 		return "any"
 	}
 	return fmt.Sprint(r.Routers)

@@ -52,6 +52,17 @@ type Config struct {
 
 	// Progress is called at intervals with the number of completed requests. nil disables the call.
 	Progress func(done, of int)
+
+	// Done is called for every completed request, in order of completion. nil disables the call.
+	Done func(Outcome)
+}
+
+// Outcome is a completed request. Times are seconds since the beginning of the run.
+type Outcome struct {
+	Number            int // in the order of arrival, over all stages
+	Worker            int
+	Sent, First, Done float64
+	Reused, Loaded    int // prompt tokens at the start of the prefill: on the device, and from other tiers
 }
 
 // ErrTooLong is returned by Simulate and Compare if a request does not fit into an engine.
@@ -392,6 +403,9 @@ func (s *sim) ended(done []*request) {
 		s.under--
 		s.left--
 		s.run.done(r)
+		if s.Done != nil {
+			s.Done(Outcome{r.number, r.worker, r.sent.seconds(), r.first.seconds(), r.done.seconds(), r.reused, r.loaded})
+		}
 	}
 	if s.left == 0 && s.stage < len(s.Workload.Stages) && len(done) > 0 {
 		s.stage++

@@ -107,7 +107,7 @@ func (rep *Report) lines() (lines []line, axis string) {
 	for _, p := range rep.Points {
 		for _, r := range p.Runs {
 			name := string(r.Arm)
-			if r.Arm.scales() {
+			if r.Arm.Scales() {
 				name = fmt.Sprintf("%s/%d", r.Arm, r.Routers)
 			}
 			i := slices.IndexFunc(lines, func(l line) bool { return l.name == name })

@@ -63,9 +63,8 @@ type Workload struct {
 	// Changes are departures and arrivals of workers, in order of time.
 	Changes []Change
 
-	// Placed has recorded choices by arm: a digit with the worker of every request. A recorded choice replaces the arm's
-	// own choice.
-	Placed map[Arm]string
+	// Placed has recorded choices by arm: the worker of every request. A recorded choice replaces the arm's own choice.
+	Placed map[Arm][]int
 
 	names []events.BlockHash // of the blocks by number
 }
@@ -263,10 +262,17 @@ func FromTraceScaled(name string, reqs []trace.Request, blockTokens, blockSize i
 		st.Arrivals = append(st.Arrivals, Arrival{At: float64(r.Timestamp-begin) * scale, Prompt: p,
 			Output: max(1, r.OutputLength), Session: ids[i]})
 	}
-	w := Workload{Name: name, Stages: []Stage{st}, Engine: Defaults(), Workers: 8, PrefillLoadScale: 1}
-	w.Engine.BlockSize = blockSize
+	e := Defaults()
+	e.BlockSize = blockSize
+	return FromArrivals(name, st, e), nil
+}
+
+// FromArrivals returns a workload of a single stage, for eight engines. The prompts must not be part of another
+// workload.
+func FromArrivals(name string, st Stage, e Engine) Workload {
+	w := Workload{Name: name, Stages: []Stage{st}, Engine: e, Workers: 8, PrefillLoadScale: 1}
 	w.number()
-	return w, nil
+	return w
 }
 
 // sharedBy is the least number of different continuations of a system prompt. A prefix with fewer continuations is a
