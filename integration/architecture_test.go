@@ -216,7 +216,7 @@ func TestArrowsPointDown(t *testing.T) {
 			t.Errorf("%s: the product imports helpers for tests", a)
 		}
 		// thin commands of the programs
-		command := []string{"tools/demo", "tools/bench/command", "tools/routesim", "tools/simulate"}
+		command := []string{"tools/demo", "tools/bench/command", "tools/routesim", "tools/simulate", "tools/whatif"}
 		if strings.HasPrefix(from, "cmd/") && strings.HasPrefix(to, "tools/") && !slices.Contains(command, to) {
 			t.Errorf("%s: of tools, a program imports only %v", a, command)
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
 // routedPrompt is a request of TestCapacity.
@@ -52,41 +51,10 @@ func hitRate(list []routedPrompt, counted, size int, of func(events.WorkerID) ev
 func TestCapacity(t *testing.T) {
 	t.Parallel()
 	const size, room, workers = harness.BlockSize, 40, 8
-	nats := harness.StartNATS(t)
-	nodes := make([]*harness.Indexer, 3)
-	var asks []*client.Client
-	for i := range nodes {
-		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id",
-			fmt.Sprint("n", i), "--partitions", "4", "--http-listen", "127.0.0.1:0")}
-		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
-		x.WaitFor(`msg=ready`)
-		nodes[i] = x
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		asks = append(asks, c)
-	}
+	fleet := harness.StartFleet(t, harness.FleetConfig{Nodes: 3, Workers: workers, Capacity: room})
+	asks := fleet.Asks
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
-	engines := map[events.WorkerID]*enginesim.Engine{}
-	for i := range workers {
-		name := fmt.Sprint("w", i)
-		e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: size, Capacity: room})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(e.Crash)
-		engines[events.WorkerID(name)] = e
-		harness.StartSimShim(t, e, nats, name, "--total-kv-blocks", fmt.Sprint(room))
-	}
-	for i, c := range asks {
-		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
-			p, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
-				Tokens: harness.Tokens(1, size), Explain: true}})
-			return err == nil && p.Candidates == workers, fmt.Sprintf("%+v %v", p, err)
-		})
-	}
 	r := rand.New(rand.NewPCG(1, 2))
 	var sent []routedPrompt
 	for i := range 600 {
@@ -104,7 +72,7 @@ func TestCapacity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if q.reused, err = engines[s.Worker].Serve(tokens, nil); err != nil {
+		if q.reused, err = fleet.Engines[s.Worker].Serve(tokens, nil); err != nil {
 			t.Fatal(err)
 		}
 		q.worker = s.Worker
@@ -156,7 +124,7 @@ func TestCapacity(t *testing.T) {
 			t.Errorf("node %d: the device memory hits %v, but the engines reused %v", i, got.Tiers[0].Share, want)
 		}
 	}
-	out := harness.Run(t, "indexer", "capacity", "--nats", nats, "--model", "m")
+	out := harness.Run(t, "indexer", "capacity", "--nats", fleet.NATS, "--model", "m")
 	if out.Code != 0 || !strings.Contains(out.Stdout, "doubling device memory adds ") ||
 		!strings.Contains(out.Stdout, "AS ROUTED") {
 		t.Errorf("%+v", out)
@@ -165,7 +133,7 @@ func TestCapacity(t *testing.T) {
 		"/v1/capacity?model=m": `"points":[{"blocks":`, "/v1/capacity?model=nobody": "unknown_model",
 		"/v1/capacity": "missing_model",
 	} {
-		if _, text, err := harness.Request(nodes[0].HTTP, http.MethodGet, path, ""); err != nil ||
+		if _, text, err := harness.Request(fleet.Nodes[0].HTTP, http.MethodGet, path, ""); err != nil ||
 			!strings.Contains(text, says) {
 			t.Errorf("%s: %s, %v", path, text, err)
 		}

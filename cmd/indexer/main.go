@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/bench/command"
 	"github.com/kvatlas/kvatlas/tools/demo"
 	"github.com/kvatlas/kvatlas/tools/routesim"
+	"github.com/kvatlas/kvatlas/tools/whatif"
 )
 
 func main() { os.Exit(cli.Main(rootCommand())) }
@@ -31,6 +32,6 @@ queries over NATS and HTTP.
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
 		capacityCommand(), workersCommand(), sessionsCommand(), statusCommand(), topCommand(), clusterCommand(),
 		doctorCommand(), snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), namespaceCommand(),
-		dumpCommand(), loadCommand(), demo.Command(), command.Command(), routesim.Command(), probeCommand(),
+		dumpCommand(), loadCommand(), demo.Command(), command.Command(), routesim.Command(), whatif.Command(), probeCommand(),
 		lameDuckCommand(), authCommand(), tokenizerCommand())
 }

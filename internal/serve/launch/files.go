@@ -16,9 +16,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// readRouting reads the constants of a choice from a YAML or JSON file. A missing constant has the default. An empty
+// ReadRouting reads the constants of a choice from a YAML or JSON file. A missing constant has the default. An empty
 // path means no file.
-func readRouting(path string) (routing.Config, error) {
+func ReadRouting(path string) (routing.Config, error) {
 	c := routing.DefaultConfig()
 	if path == "" {
 		return c, nil

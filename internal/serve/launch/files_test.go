@@ -16,7 +16,7 @@ func TestReadRouting(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return readRouting(file)
+		return ReadRouting(file)
 	}
 	want := routing.DefaultConfig()
 	want.RouterTemperature, want.OverlapScoreCredit, want.RouterAssumeKVReuse = 0.5, 2, false
@@ -67,7 +67,7 @@ func TestReadRouting(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	if _, err := readRouting(filepath.Join(t.TempDir(), "none")); err == nil {
+	if _, err := ReadRouting(filepath.Join(t.TempDir(), "none")); err == nil {
 		t.Error("a missing file is read")
 	}
 }

@@ -101,7 +101,7 @@ func (p *Process) checkEngines(wrong *cli.Complaints) {
 // readFiles reads the files of further settings, the networks of addresses, and the master of the shared store.
 func (p *Process) readFiles(wrong *cli.Complaints) {
 	var err error
-	p.Routing, err = readRouting(p.RoutingConfig)
+	p.Routing, err = ReadRouting(p.RoutingConfig)
 	wrong.About("--routing-config", err)
 	p.Screen.Rule, err = p.Rule()
 	wrong.About("--dial-allow", err)

@@ -1,0 +1,83 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+)
+
+// Fleet has nodes and simulated engines with shims, which run until the end of the test. The workers w0, w1, … have the
+// model m.
+type Fleet struct {
+	NATS    string
+	Nodes   []*Indexer
+	Asks    []*client.Client // of each node, over HTTP
+	Engines map[events.WorkerID]*enginesim.Engine
+}
+
+// FleetConfig configures a Fleet.
+type FleetConfig struct {
+	Nodes, Workers int
+	Capacity       int      // of an engine, in blocks of [BlockSize] tokens
+	Serve, Shim    []string // further flags of nodes and shims
+}
+
+// StartFleet starts nodes and engines, and waits until every node may choose every worker.
+func StartFleet(t testing.TB, c FleetConfig) *Fleet {
+	t.Helper()
+	f := &Fleet{NATS: StartNATS(t), Engines: map[events.WorkerID]*enginesim.Engine{}}
+	for i := range c.Nodes {
+		x := &Indexer{NATS: f.NATS, Process: Start(t, "indexer", append([]string{"serve", "--nats", f.NATS, "--node-id",
+			fmt.Sprint("n", i), "--partitions", "4", "--http-listen", "127.0.0.1:0"}, c.Serve...)...)}
+		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+		ask, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Nodes, f.Asks = append(f.Nodes, x), append(f.Asks, ask)
+	}
+	for i := range c.Workers {
+		name := fmt.Sprint("w", i)
+		e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: BlockSize, Capacity: c.Capacity})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Crash)
+		f.Engines[events.WorkerID(name)] = e
+		StartSimShim(t, e, f.NATS, name, append([]string{"--total-kv-blocks", fmt.Sprint(c.Capacity)}, c.Shim...)...)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	for i, ask := range f.Asks {
+		Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
+			p, err := ask.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+				Tokens: Tokens(1, BlockSize), Explain: true}})
+			return err == nil && p.Candidates == c.Workers, fmt.Sprintf("%+v %v", p, err)
+		})
+	}
+	return f
+}
+
+// AwaitRecords waits until the nodes have stored the given number of records.
+func (f *Fleet) AwaitRecords(t testing.TB, want uint64) {
+	t.Helper()
+	Eventually(t, fmt.Sprintf("%d records are stored", want), func() (bool, string) {
+		s := IndexerJSON[struct {
+			Nodes []struct {
+				State *struct{ Stored, Dropped uint64 }
+			}
+		}](t, f.NATS, "record status")
+		stored := uint64(0)
+		for _, n := range s.Nodes {
+			if n.State != nil {
+				stored += n.State.Stored
+			}
+		}
+		return stored == want, fmt.Sprintf("%+v", s)
+	})
+}
