@@ -59,7 +59,8 @@ Exit status 1 if there is too little data or the change cannot be simulated, 2 f
 	}
 	a := remote.Flags(cmd)
 	cli.Flags{
-		cli.Var(&fl.since, "since", "", "first arrival: a duration before now, such as 24h, or a time (RFC 3339); empty: all"),
+		cli.Var(&fl.since, "since", "",
+			"first arrival: a duration before now, such as 24h, or a time (RFC 3339); empty: all"),
 		cli.Var(&fl.until, "until", "", "end of arrivals, in the same forms; empty: now"),
 		cli.Var(&fl.model, "model", "", "the model; may be omitted if the recording has a single model"),
 		cli.Var(&fl.file, "file", "", "file of indexer record export --format json, in place of JetStream"),
@@ -75,7 +76,8 @@ Exit status 1 if there is too little data or the change cannot be simulated, 2 f
 		cli.Var(&fl.routers, "routers", 0,
 			"change: routers with an index and loads of their own; 0: shared by all nodes, as now"),
 		cli.Var(&fl.tokenBytes, "token-bytes", 0, "bytes of the KV cache of a token on a worker, for sizes in bytes"),
-		cli.Var(&fl.routingConfig, "routing-config", "", "file with the routing settings of indexer serve; empty: the defaults"),
+		cli.Var(&fl.routingConfig, "routing-config", "",
+			"file with the routing settings of indexer serve; empty: the defaults"),
 		cli.Var(&fl.seeds, "seeds", 3, "replays of each fleet; the figures are medians"),
 		cli.Var(&fl.most, "max-requests", DefaultLimits().Requests, "requests to replay: the latest; bounds the memory"),
 		cli.Var(&fl.replays, "parallel", 0, "replays at a time; 0: one for each processor"),

@@ -8,7 +8,8 @@
 // # Replays
 //
 // The workload is the recording, and the simulator is package routesim with the real index and the real policies. The
-// first half of the requests fills the caches and fits the constants of the engines. All figures are of the second half.
+// first half of the requests fills the caches and fits the constants of the engines. All figures are of the second
+// half.
 //
 //   - history: each request goes to the recorded worker. The difference to the measured figures is the error of the
 //     simulated engines.

@@ -49,8 +49,8 @@ func startEngine(list []*request, fleet *Fleet) routesim.Engine {
 	return e
 }
 
-// idleLine fits TTFT = fixed + computed / rate, in seconds, by least squares over the requests on idle workers. The rate
-// is 0 without evidence.
+// idleLine fits TTFT = fixed + computed / rate, in seconds, by least squares over the requests on idle workers. The
+// rate is 0 without evidence.
 func idleLine(list []*request) (fixed, rate float64) {
 	var xs, ys []float64
 	for _, idle := range []bool{true, false} {

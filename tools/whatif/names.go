@@ -31,8 +31,8 @@ type link struct {
 // maxSiblings bounds the remembered continuations of a prefix.
 const maxSiblings = 64
 
-// namer makes the names of blocks from the names of spans. Blocks of equal spans are equal. Two different spans after the
-// same prefix are equal at the beginning as far as there is evidence:
+// namer makes the names of blocks from the names of spans. Blocks of equal spans are equal. Two different spans after
+// the same prefix are equal at the beginning as far as there is evidence:
 //
 //   - The depth of a prompt on its worker ends in the span: an earlier span has these blocks.
 //   - An earlier, shorter span belongs to the same session: the conversation continues.
@@ -115,8 +115,8 @@ func turnBefore(list []spanOf, s spanOf) (before spanOf, ok bool) {
 }
 
 // sibling returns a span of which the first held blocks are those of s: of the same session, with exactly these blocks,
-// or with as many blocks on the worker before, as other continuations of a system prompt have. A span of the same worker
-// is more likely, because the blocks are there.
+// or with as many blocks on the worker before, as other continuations of a system prompt have. A span of the same
+// worker is more likely, because the blocks are there.
 func sibling(list []spanOf, s spanOf, held int) (with spanOf, ok bool) {
 	best := 0
 	for _, other := range slices.Backward(list) {
@@ -143,8 +143,8 @@ func sibling(list []spanOf, s spanOf, held int) (with spanOf, ok bool) {
 	return with, ok
 }
 
-// join links the trees of two spans. Calls must have descending numbers of blocks. The smaller tree joins the larger, so
-// a path has at most log2(spans) links.
+// join links the trees of two spans. Calls must have descending numbers of blocks. The smaller tree joins the larger,
+// so a path has at most log2(spans) links.
 func (n *namer) join(e equality) {
 	a, b := n.root(e.a, e.blocks-1), n.root(e.b, e.blocks-1)
 	if a == b {

@@ -14,7 +14,8 @@ func (r *replays) notes(rep *Report, today *Fleet) {
 		}
 	}
 	c := &rep.Counts
-	add(c.Older > 0, "%d older requests are beyond the limit of this analysis and are not replayed (--max-requests)", c.Older)
+	add(c.Older > 0,
+		"%d older requests are beyond the limit of this analysis and are not replayed (--max-requests)", c.Older)
 	add(c.DroppedByNode > 0, "the nodes dropped %d records: the replay lacks their requests or latencies", c.DroppedByNode)
 	add(c.Unreadable > 0, "%d batches of the recording are damaged or of a later build", c.Unreadable)
 	add(c.Refused > 0, "%d refused requests are not replayed", c.Refused)
@@ -29,15 +30,17 @@ func (r *replays) notes(rep *Report, today *Fleet) {
 		"index (POST /v1/report, or a gateway, reports the engine's)", c.Unreported, c.Replayed)
 	add(c.NoLatency > 0, "%d of %d requests have no time to the first token (routers report it by prefill_complete)",
 		c.NoLatency, c.Replayed)
-	add(c.NoOutput > 0, "%d requests have no length of the answer: their answers get the length that fits the duration, or "+
-		"the usual length", c.NoOutput)
+	add(c.NoOutput > 0,
+		"%d requests have no length of the answer: their answers get the length that fits the duration, or "+
+			"the usual length", c.NoOutput)
 	add(time.Duration(c.LongestPause)*time.Millisecond > 10*time.Minute, "the longest pause without a request is %s: the "+
 		"recording may have been off", time.Duration(c.LongestPause)*time.Millisecond)
 	r.fleetNotes(add, today)
 	add(rep.Span > rep.Engine.BlockSize, "a recorded name covers %d tokens; common prefixes end at these borders, unless "+
 		"the worker of the request held more (a smaller --record-span of indexer serve is exact)", rep.Span)
-	add(!r.fitted, "too few latencies for a fit: the simulated engines have the speed of published figures, and times are "+
-		"not comparable with yours")
+	add(!r.fitted,
+		"too few latencies for a fit: the simulated engines have the speed of published figures, and times are "+
+			"not comparable with yours")
 }
 
 func (r *replays) fleetNotes(add func(bool, string, ...any), today *Fleet) {
@@ -53,9 +56,11 @@ func (r *replays) fleetNotes(add func(bool, string, ...any), today *Fleet) {
 		}
 	}
 	add(len(gone) > 0, "workers of the recording that may not be chosen today: %s", joined(gone))
-	add(len(r.o.Fleet.Skipped) > 0, "registered workers that may not be chosen today: %s", joined(slices.Clone(r.o.Fleet.Skipped)))
-	add(len(unknown) > 0, "the capacity of these workers is not registered: %s; the replay uses the blocks that they hold now, "+
-		"or --fleet-capacity", joined(unknown))
+	add(len(r.o.Fleet.Skipped) > 0, "registered workers that may not be chosen today: %s",
+		joined(slices.Clone(r.o.Fleet.Skipped)))
+	add(len(unknown) > 0,
+		"the capacity of these workers is not registered: %s; the replay uses the blocks that they hold now, "+
+			"or --fleet-capacity", joined(unknown))
 	distinct, room := map[uint64]bool{}, 0
 	for _, x := range r.list[:r.measured] {
 		for _, n := range x.names {
@@ -66,6 +71,7 @@ func (r *replays) fleetNotes(add func(bool, string, ...any), today *Fleet) {
 		room += w.DeviceBlocks + w.HostBlocks
 	}
 	per := r.list[0].span / r.list[0].blockSize
-	add(len(distinct)*per < room, "the first half of the recording has about %d blocks, and the workers have room for %d: "+
-		"caches were not full, and older blocks are missing in the replay", len(distinct)*per, room)
+	add(len(distinct)*per < room,
+		"the first half of the recording has about %d blocks, and the workers have room for %d: "+
+			"caches were not full, and older blocks are missing in the replay", len(distinct)*per, room)
 }

@@ -211,8 +211,8 @@ func newReplays(o *Options, list []*request, today *Fleet) *replays {
 	return r
 }
 
-// guessOutputs sets unknown lengths of answers: to the mean of the known lengths, or else, if hardly any is known, to the
-// length that fits the duration at the usual pace. A guess does not exceed the memory of a worker.
+// guessOutputs sets unknown lengths of answers: to the mean of the known lengths, or else, if hardly any is known, to
+// the length that fits the duration at the usual pace. A guess does not exceed the memory of a worker.
 func guessOutputs(list []*request, most int) {
 	sum, n := 0, 0
 	for _, x := range list {
@@ -255,7 +255,8 @@ func (r *replays) workload(from, to int, fleet *Fleet) routesim.Workload {
 const eventLag = 5e-3
 
 // simulate returns the outcomes of all requests.
-func simulate(ctx context.Context, w routesim.Workload, cfg routing.Config, arm routesim.Arm, routers int, seed uint64) ([]outcome, error) {
+func simulate(ctx context.Context, w routesim.Workload, cfg routing.Config, arm routesim.Arm, routers int, seed uint64,
+) ([]outcome, error) {
 	out := make([]outcome, len(w.Stages[0].Arrivals))
 	_, err := routesim.Simulate(ctx, routesim.Config{Workload: w, Arm: arm, Routers: routers, Workers: w.Workers,
 		Seed: seed, EventLag: eventLag, Routing: cfg, Done: func(x routesim.Outcome) {

@@ -32,8 +32,8 @@ type traffic struct {
 	joined  []recording.Joined
 }
 
-// generate returns requests on workers in turn, far apart in time, with recorded spans. depth returns the recorded depth
-// of a prompt.
+// generate returns requests on workers in turn, far apart in time, with recorded spans. depth returns the recorded
+// depth of a prompt.
 func generate(rng *rand.Rand, requests, workers, span int, depth func(worker int, blocks []uint64) int) *traffic {
 	t := &traffic{}
 	var open [][]uint64
@@ -89,8 +89,8 @@ func fleetOf(workers, blocks int) *Fleet {
 	return f
 }
 
-// twin returns the share of the tokens of the second half that LRU caches reuse, one for each worker. The last token of a
-// prompt is always computed, so its block is not reused.
+// twin returns the share of the tokens of the second half that LRU caches reuse, one for each worker. The last token of
+// a prompt is always computed, so its block is not reused.
 func (t *traffic) twin(blocks int, worker func(i int) int) float64 {
 	caches := map[int][]uint64{} // the most recently used block is the last one
 	reused, all := 0, 0
@@ -121,8 +121,8 @@ func run(tb testing.TB, o Options) *Report {
 	return rep
 }
 
-// TestTwin compares the replays with LRU caches by hand: the history on several workers, and a single worker with today's
-// memory and with more memory. A span of one block has exact names.
+// TestTwin compares the replays with LRU caches by hand: the history on several workers, and a single worker with
+// today's memory and with more memory. A span of one block has exact names.
 func TestTwin(t *testing.T) {
 	t.Parallel()
 	t.Logf("seed %d", *seed)
@@ -152,7 +152,8 @@ func TestTwin(t *testing.T) {
 	}
 }
 
-// TestSpans compares the history with LRU caches by hand, for spans of many blocks and the depths that these caches have.
+// TestSpans compares the history with LRU caches by hand, for spans of many blocks and the depths that these caches
+// have.
 func TestSpans(t *testing.T) {
 	t.Parallel()
 	t.Logf("seed %d", *seed)
@@ -338,7 +339,8 @@ func TestLimits(t *testing.T) {
 			len(in.list) < 100 || in.list[len(in.list)-1].at != tr.joined[999].Request.Time || cap(in.list) > 4000 {
 			t.Errorf("%+v: %d requests with %d blocks, %+v", l, len(in.list), blocks, in.Counts)
 		}
-		if rep := run(t, Options{Input: in, Fleet: fleetOf(1, 100)}); !strings.Contains(fmt.Sprint(rep.Notes), "older requests") {
+		rep := run(t, Options{Input: in, Fleet: fleetOf(1, 100)})
+		if !strings.Contains(fmt.Sprint(rep.Notes), "older requests") {
 			t.Errorf("%q", rep.Notes)
 		}
 	}
@@ -365,7 +367,8 @@ func TestRefusals(t *testing.T) {
 		{&traffic{}, fleetOf(2, 100), Changes{}, "too few"},
 		{generate(rand.New(rand.NewPCG(*seed, 9)), 50, 2, blockSize, flat), fleetOf(2, 100), Changes{}, "50 requests"},
 		{each(func(q *recording.Joined) { q.Flags |= recording.Refused }), fleetOf(2, 100), Changes{}, "0 requests"},
-		{each(func(q *recording.Joined) { q.Flags |= recording.Disaggregated }), fleetOf(2, 100), Changes{}, "separate prefill"},
+		{each(func(q *recording.Joined) { q.Flags |= recording.Disaggregated }), fleetOf(2, 100), Changes{},
+			"separate prefill"},
 		{each(func(q *recording.Joined) { q.Policy = "of-a-plugin" }), fleetOf(2, 100), Changes{}, "of-a-plugin"},
 		{whole(), fleetOf(2, 0), Changes{}, "capacity of worker w0"},
 		{whole(), fleetOf(2, 100), Changes{Workers: -2}, "leaves none"},
@@ -402,8 +405,8 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %d", text, n)
 		}
 	}
-	for text, want := range map[string]*Amount{"": nil, "2x": {Factor: 2}, "0.5x": {Factor: 0.5}, "500000": {Tokens: 500000},
-		"0": {}, "2GiB": {Tokens: 16384}, "1MiB": {Tokens: 8}} {
+	for text, want := range map[string]*Amount{"": nil, "2x": {Factor: 2}, "0.5x": {Factor: 0.5},
+		"500000": {Tokens: 500000}, "0": {}, "2GiB": {Tokens: 16384}, "1MiB": {Tokens: 8}} {
 		if a, err := ParseAmount(text, 131072); err != nil || !reflect.DeepEqual(a, want) {
 			t.Errorf("%q: %+v, %v", text, a, err)
 		}
@@ -422,7 +425,8 @@ func TestParse(t *testing.T) {
 func TestFleetOf(t *testing.T) {
 	t.Parallel()
 	worker := func(name, model string, r *api.WorkerRecord) api.WorkerInfo {
-		return api.WorkerInfo{Instance: events.WorkerID(name), Model: model, Record: r, Blocks: api.TierCounts{Device: 7, Host: 9}}
+		return api.WorkerInfo{Instance: events.WorkerID(name), Model: model, Record: r,
+			Blocks: api.TierCounts{Device: 7, Host: 9}}
 	}
 	ready := func(blocks uint64) *api.WorkerRecord {
 		return &api.WorkerRecord{State: api.WorkerSchedulable, WorkerSpec: api.WorkerSpec{TotalKVBlocks: blocks,

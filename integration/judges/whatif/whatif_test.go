@@ -179,8 +179,8 @@ func serve(t *testing.T, workers, blocks int, changes ...[]string) (reports []*w
 	return reports
 }
 
-// TestPredictions replays the recording of a fleet, and predicts the effect of two more workers and of twice the memory.
-// Then it makes both changes for real, with the same requests.
+// TestPredictions replays the recording of a fleet, and predicts the effect of two more workers and of twice the
+// memory. Then it makes both changes for real, with the same requests.
 func TestPredictions(t *testing.T) {
 	const workers, blocks = 8, 700
 	base := serve(t, workers, blocks, nil, []string{"--workers", "+2"}, []string{"--capacity", "2x"})
