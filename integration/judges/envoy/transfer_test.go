@@ -78,7 +78,8 @@ func startTransferEngine(t *testing.T, name, role string, all *exchanges) *trans
 
 // description returns the description of a transfer, as of vLLM's NIXL connector. It depends only on the request.
 func description(id string) map[string]any {
-	return map[string]any{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": []any{[]any{1., 2., 3.}},
+	return map[string]any{"do_remote_prefill": true, "do_remote_decode": false,
+		"remote_block_ids": []any{[]any{1., 2., 3.}},
 		"remote_engine_id": "engine of " + id, "remote_request_id": "at prefill " + id, "remote_host": "10.9.9.9",
 		"remote_port": 5600., "tp_size": 1., "remote_num_tokens": 48.}
 }
@@ -170,8 +171,8 @@ func startTransfer(t *testing.T, settings string, flags []string, edits ...strin
 			} else {
 				f.decode = append(f.decode, e)
 			}
-			r := harness.Run(t, "indexer", "workers", "register", e.name, "--model", model, "--block-size", fmt.Sprint(blockSize),
-				"--endpoint", "http://"+e.addr, "--role", role, "--nats", f.indexer.NATS)
+			r := harness.Run(t, "indexer", "workers", "register", e.name, "--model", model, "--block-size",
+				fmt.Sprint(blockSize), "--endpoint", "http://"+e.addr, "--role", role, "--nats", f.indexer.NATS)
 			if r.Code != 0 {
 				t.Fatal(r)
 			}
@@ -260,8 +261,8 @@ func startToyProxy(t *testing.T) (url string, all *exchanges) {
 	at := loopback.Reserve(t)
 	host := func(addr string) string { return addr[:strings.LastIndexByte(addr, ':')] }
 	port := func(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
-	c := exec.Command(pyenv.PythonWith(t, "python-adapters.txt"), pyenv.Source(t, "toy_proxy_server.py"), "--port", port(at),
-		"--prefiller-hosts", host(p.addr), "--prefiller-ports", port(p.addr), "--decoder-hosts", host(d.addr),
+	c := exec.Command(pyenv.PythonWith(t, "python-adapters.txt"), pyenv.Source(t, "toy_proxy_server.py"), "--port",
+		port(at), "--prefiller-hosts", host(p.addr), "--prefiller-ports", port(p.addr), "--decoder-hosts", host(d.addr),
 		"--decoder-ports", port(d.addr))
 	c.Env = append(os.Environ(), "OPENAI_API_KEY="+strings.TrimPrefix(secret, "Bearer "))
 	c.SysProcAttr = child.DiesWithUs()
@@ -375,9 +376,9 @@ func (f *transferFleet) compare(t *testing.T, reference *exchanges, id string, u
 	}
 }
 
-// TestTransferFailures: prefill workers fail in several ways, and clients disconnect. Every other client gets an answer,
-// of a decode worker that computes the prompt. A worker that fails gets few requests while the other one serves. No load
-// remains.
+// TestTransferFailures: prefill workers fail in several ways, and clients disconnect. Every other client gets an
+// answer, of a decode worker that computes the prompt. A worker that fails gets few requests while the other one
+// serves. No load remains.
 func TestTransferFailures(t *testing.T) {
 	kinds := []string{"status", "broken", "timeout", "rejected", "malformed"}
 	for name, edits := range bothModes {
@@ -463,8 +464,8 @@ func TestTransferFailures(t *testing.T) {
 	}
 }
 
-// TestTransferBypass: short prompts, requests that vLLM cannot transfer, and requests without a prefill worker go to the
-// decode worker alone, without the description of a client. Responses and Messages are transferred too.
+// TestTransferBypass: short prompts, requests that vLLM cannot transfer, and requests without a prefill worker go to
+// the decode worker alone, without the description of a client. Responses and Messages are transferred too.
 func TestTransferBypass(t *testing.T) {
 	f := startTransfer(t, "disaggregation: {bypass: isl_bounding, isl_tokens: 100, isl_ratio: 2}", nil)
 	evil := map[string]any{"remote_host": "169.254.169.254"}

@@ -1,8 +1,9 @@
 // Command fetch puts the components of the judges into the user's cache folder, unless present: Python environments,
-// wheels and source archives that are read without installation, the libraries of Mooncake's programs, Debian's Prometheus, a program with
-// Helm's library, and Dynamo's worker selector, built with cargo. All components except Prometheus are pinned, and none
-// is installed on the machine. Only Chromium, tmux and systemd-analyze are installed: if missing, apt-get installs
-// Debian's packages, which needs root. `make judges` runs the command before the tests.
+// wheels and files of source archives that are read without installation, the libraries of Mooncake's programs,
+// Debian's Prometheus, a program with Helm's library, and Dynamo's worker selector, built with cargo. All components
+// except Prometheus are pinned, and none is installed on the machine. Only Chromium, tmux and systemd-analyze are
+// installed: if missing, apt-get installs Debian's packages, which needs root. `make judges` runs the command before
+// the tests.
 //
 //	go run ./integration/judges/fetch
 package main

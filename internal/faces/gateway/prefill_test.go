@@ -136,7 +136,8 @@ func TestFailedPrefill(t *testing.T) {
 			w.Header().Set("Content-Length", "100")
 			_, _ = io.WriteString(w, "{")
 		}, outcome: "broken", result: "broken"},
-		"no answer": {answer: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, with: Transfer{Timeout: 50 * time.Millisecond},
+		"no answer": {answer: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+			with:    Transfer{Timeout: 50 * time.Millisecond},
 			outcome: "timeout", result: "timeout"},
 		"a forbidden address": {answer: says(200, transferAnswer), with: Transfer{Rule: mustRule("10.0.0.0/8")},
 			outcome: "denied"},
@@ -247,8 +248,8 @@ func TestCanceledPrefill(t *testing.T) {
 		t.Errorf("%v, booking %v", err, b.ref)
 	}
 	<-gone
-	if want := []string{"disaggregated true optional true", "prefill: canceled", "free r1", "free r2"}; !slices.Equal(p.log,
-		want) {
+	want := []string{"disaggregated true optional true", "prefill: canceled", "free r1", "free r2"}
+	if !slices.Equal(p.log, want) {
 		t.Errorf("%q", p.log)
 	}
 	if n := len(s.transfer.places); n > 0 || s.bodies.Held() > 0 {

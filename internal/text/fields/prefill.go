@@ -15,7 +15,7 @@ const remoteDecode = `{"do_remote_decode":true,"do_remote_prefill":false,"remote
 	`"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
 // Prefill returns the request for a prefill worker of vLLM: body with one token of output, without a stream, and with
-// the instruction to keep the blocks for another engine. For completions and chats the form is the form of vLLM's proxies
+// the instruction to keep the blocks for another engine. For completions and chats the form is that of vLLM's proxies
 // (vllm-project/vllm › tests/v1/kv_connector/nixl_integration/toy_proxy_server.py). The body must have passed [Read].
 func Prefill(a API, body []byte) []byte {
 	members := []Member{{"stream", "false"}, {KVTransfer, remoteDecode}, {"stream_options", ""}}
@@ -59,8 +59,8 @@ func Transfer(answer []byte) (value []byte, ok bool) {
 	return value, true
 }
 
-// Transferable reports whether vLLM can transfer the blocks of a generating request from one engine to another. An answer
-// of vLLM describes the transfer of a single prompt and a single answer. A response in the background has no
+// Transferable reports whether vLLM can transfer the blocks of a generating request from one engine to another. An
+// answer of vLLM describes the transfer of a single prompt and a single answer. A response in the background has no
 // description, and only the engine of the previous response can continue that response. The body must have passed
 // [Read].
 func (r *Request) Transferable(body []byte) bool {
