@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 func lameDuckCommand() *cobra.Command {
@@ -42,7 +42,7 @@ waits until no indexer is connected to a server of the cluster, for at most --wa
 		}
 		var wrong cli.Complaints
 		wrong.When(!strings.HasPrefix(monitor, "http://") && !strings.HasPrefix(monitor, "https://"),
-			"--monitor %q is not an http:// or https:// URL", jetstream.ShownAddress(monitor))
+			"--monitor %q is not an http:// or https:// URL", natsurl.Shown(monitor))
 		wrong.When(pid < 1, "--pid %d is not a process", pid)
 		wrong.When(wait < 0, "--wait %v is negative", wait)
 		if err := wrong.Usage(); err != nil {

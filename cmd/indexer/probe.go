@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 func probeCommand() *cobra.Command {
@@ -26,7 +26,7 @@ the monitoring port.`,
 	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "how long to wait for the answer")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !strings.HasPrefix(args[0], "http://") && !strings.HasPrefix(args[0], "https://") {
-			return cli.UsageErrorf("%q is not an http:// or https:// URL", jetstream.ShownAddress(args[0]))
+			return cli.UsageErrorf("%q is not an http:// or https:// URL", natsurl.Shown(args[0]))
 		}
 		if timeout <= 0 {
 			return cli.UsageErrorf("--timeout %v is not positive", timeout)

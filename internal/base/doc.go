@@ -6,6 +6,7 @@
 //   - littleendian converts lists of numbers to bytes and back
 //   - loop waits, with cancellation, and wakes a waiting goroutine
 //   - msgp reads and appends MessagePack without reflection, for events, batches, queries and answers
+//   - natsurl checks the addresses of NATS servers, and removes their secrets for logs
 //   - ops has the names of operations and of the outcomes of requests
 //   - rpc sends requests over NATS, matches replies, and bounds hedged requests
 //   - strictjson decodes JSON with exact letter case and without duplicate names

@@ -22,7 +22,7 @@
 //
 // A client's request is read strictly. The error names unknown fields, fields in another letter case, repeated fields,
 // text that is not UTF-8, and empty lists in place of omitted lists. 64-bit numbers may be text in decimal digits.
-// Requests between nodes may have fields that the receiver ignores ([IgnoreUnknown]).
+// Requests between nodes may have fields that the receiver ignores ([Handler.IgnoreUnknown]).
 //
 // A failure is an error, never an empty answer:
 //

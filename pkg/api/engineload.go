@@ -134,7 +134,7 @@ func (l *EngineLoads) Check() error {
 // reads all other fields strictly. The error is an [Error].
 func ReadEngineLoads(contentType string, body []byte) (*EngineLoads, error) {
 	var l EngineLoads
-	err := (&reader{unknown: IgnoreUnknown, what: "the request"}).read(contentType, body, &l)
+	err := (&reader{unknown: ignoreUnknown, what: "the request"}).read(contentType, body, &l)
 	if err == nil {
 		err = l.Check()
 	}

@@ -50,19 +50,21 @@ func WrongContentType(header string) *Error {
 // errForwarded is the result for a query that another node answers.
 var errForwarded = errors.New("the query is forwarded")
 
-// Observer is called after every request that Handle answered, with the operation, the outcome ([OutcomeOf]) and the
-// duration.
-type Observer func(op, outcome string, took time.Duration)
-
 // Handler answers requests of all transports. It is safe for concurrent use.
 type Handler struct {
 	Indexer   Indexer
-	Registrar Registrar     // nil: operations that register and change workers are not served
-	Router    Router        // nil: the operations of routing are not served
-	Funnels   Funnels       // nil: the funnel is not served
-	Insights  Insights      // nil: sessions are not served
-	Observe   Observer      // may be nil
-	Unknown   UnknownFields // treatment of unknown fields in requests
+	Registrar Registrar // nil: operations that register and change workers are not served
+	Router    Router    // nil: the operations of routing are not served
+	Funnels   Funnels   // nil: the funnel is not served
+	Insights  Insights  // nil: sessions are not served
+
+	// Observe, if not nil, is called after every request that Handle answered, with the operation, the outcome
+	// ([OutcomeOf]) and the duration.
+	Observe func(op, outcome string, took time.Duration)
+
+	// IgnoreUnknown accepts unknown fields, for requests between nodes: a newer version may send further fields. Such a
+	// field must be optional. Requests of clients with unknown fields are refused.
+	IgnoreUnknown bool
 
 	// Forward is called with each valid query; nil disables it. If Forward returns true, another node answers the
 	// query, and Handle returns and observes nothing.
@@ -70,6 +72,13 @@ type Handler struct {
 
 	// Instance is the worker of the request if the transport names it outside the body; else empty.
 	Instance events.WorkerID
+}
+
+func (h Handler) unknown() unknownFields {
+	if h.IgnoreUnknown {
+		return ignoreUnknown
+	}
+	return refuseUnknown
 }
 
 // Handle answers a request. The reply has the request's content type: MsgPack, or JSON for all other values. failure is
@@ -147,7 +156,7 @@ type requestBody struct {
 
 // readRequest reads a request, inserts the worker of the path, and runs the request's check, if there is one.
 func readRequest(h Handler, b requestBody, q object) error {
-	err := (&reader{unknown: h.Unknown, what: "the request", optional: b.optional}).read(b.contentType, b.body, q)
+	err := (&reader{unknown: h.unknown(), what: "the request", optional: b.optional}).read(b.contentType, b.body, q)
 	if about, is := q.(workerRequest); is && err == nil {
 		err = h.completeInstance(about.instance())
 	}
@@ -203,10 +212,10 @@ func (h Handler) find(ctx context.Context, b requestBody) (any, error) {
 
 // readQuery reads a query. A fast path decodes the MessagePack form of our own clients.
 func (h Handler) readQuery(contentType string, body []byte, q *Query) error {
-	if contentType == MsgPack && unpackQuery(body, q, h.Unknown) {
+	if contentType == MsgPack && unpackQuery(body, q, h.unknown()) {
 		return nil
 	}
-	return (&reader{unknown: h.Unknown, what: "the query"}).read(contentType, body, q)
+	return (&reader{unknown: h.unknown(), what: "the query"}).read(contentType, body, q)
 }
 
 // Bounded returns the context with the query's own deadline, if the query has a deadline.
@@ -355,7 +364,7 @@ func marshalJSON(v any) ([]byte, error) {
 // older clients with newer nodes, understand each other. An error is an *Error with the position of the fault.
 func Unmarshal(contentType string, data []byte, v any) error {
 	if q, query := v.(*Query); query {
-		return Handler{Unknown: IgnoreUnknown}.readQuery(contentType, data, q)
+		return Handler{IgnoreUnknown: true}.readQuery(contentType, data, q)
 	}
 	var err error
 	if contentType == MsgPack {

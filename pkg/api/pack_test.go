@@ -187,7 +187,7 @@ func same[T any](t *testing.T, v *T, plain bool, hand func([]byte, *T) bool) {
 }
 
 // unpackedQuery decodes a query by hand, like a query of another node.
-func unpackedQuery(data []byte, q *Query) bool { return unpackQuery(data, q, IgnoreUnknown) }
+func unpackedQuery(data []byte, q *Query) bool { return unpackQuery(data, q, ignoreUnknown) }
 
 func TestPackedAsByReflection(t *testing.T) {
 	seeds := uint64(1000)
@@ -333,7 +333,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Add([]byte(nilTime))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var q, q2 Query
-		if unpackQuery(data, &q, IgnoreUnknown) {
+		if unpackQuery(data, &q, ignoreUnknown) {
 			if err := msgpack.Unmarshal(data, &q2); err != nil || !reflect.DeepEqual(q, q2) {
 				t.Fatalf("by hand %+v, by reflection %+v, %v", q, q2, err)
 			}

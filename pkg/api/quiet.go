@@ -79,7 +79,7 @@ func (q *QuietSource) Check() error {
 // ReadSourceReport decodes a published report, also of a newer version. The error is an [Error].
 func ReadSourceReport(contentType string, body []byte) (*SourceReport, error) {
 	var s SourceReport
-	err := (&reader{unknown: IgnoreUnknown, what: "the report"}).read(contentType, body, &s)
+	err := (&reader{unknown: ignoreUnknown, what: "the report"}).read(contentType, body, &s)
 	for i := range s.Sources {
 		if bad := s.Sources[i].Check(); err == nil && bad != nil {
 			err = Errorf(CodeMalformed, "sources[%d]: %v", i, bad)

@@ -8,24 +8,24 @@ import (
 	"sync"
 )
 
-// UnknownFields selects the treatment of unknown fields in a request.
-type UnknownFields int
+// unknownFields selects the treatment of unknown fields in a request.
+type unknownFields int
 
 // The treatments.
 const (
-	// RefuseUnknown is for clients' requests: an unknown field is most often misspelt, and the answer would be wrong.
-	RefuseUnknown UnknownFields = iota
+	// refuseUnknown is for clients' requests: an unknown field is most often misspelt, and the answer would be wrong.
+	refuseUnknown unknownFields = iota
 
-	// IgnoreUnknown is for requests between nodes: a newer version may send further fields. Such a field must be
+	// ignoreUnknown is for requests between nodes: a newer version may send further fields. Such a field must be
 	// optional.
-	IgnoreUnknown
+	ignoreUnknown
 )
 
 // reader decodes requests from a source, with the same rules for each form. Every field has its effect or is refused by
 // name.
 type reader struct {
 	source
-	unknown UnknownFields
+	unknown unknownFields
 
 	optional bool   // the body may be null
 	what     string // name of the body in messages
@@ -104,7 +104,7 @@ func (r *reader) fields(field string, known []member) (n int, err error) {
 			}
 			return r.into(m.name, m.to)
 		}
-		if r.unknown == IgnoreUnknown {
+		if r.unknown == ignoreUnknown {
 			return r.skip()
 		}
 		return noField(r.name(string(key)), string(key), known)

@@ -249,7 +249,7 @@ func TestNodesUnderstandNewerOnes(t *testing.T) {
 	const text = `{"newer":{"a":[1,{}]},"model":"m","hashed":[{"lookahead":2,"salted":true,"hashes":[7]}],"partitions":[3],"min_seq":[{"partition":3,"seq":9,"at":null}],"idle":true}`
 	for contentType, body := range map[string][]byte{JSON: []byte(text), MsgPack: packed(t, text)} {
 		e := &echo{}
-		if _, failure := (Handler{Indexer: e, Unknown: IgnoreUnknown}).Handle(context.Background(), ops.Find, contentType,
+		if _, failure := (Handler{Indexer: e, IgnoreUnknown: true}).Handle(context.Background(), ops.Find, contentType,
 			body); failure != nil || !reflect.DeepEqual(*e.last, want) {
 			t.Errorf("%s: %+v, %v", contentType, e.last, failure)
 		}
@@ -263,7 +263,7 @@ func TestNodesUnderstandNewerOnes(t *testing.T) {
 	body[0]++
 	body = append(body, "\xa5newer\x92\x01\xc0"...)
 	var q Query
-	if !unpackQuery(body, &q, IgnoreUnknown) || !reflect.DeepEqual(q, want) {
+	if !unpackQuery(body, &q, ignoreUnknown) || !reflect.DeepEqual(q, want) {
 		t.Errorf("%+v", q)
 	}
 }
@@ -294,9 +294,9 @@ func FuzzReadJSON(f *testing.F) {
 	f.Add([]byte(`{"model":"m","tokens":[` + strings.Repeat("7, 12345,0,99999999,", 40) + `4294967295]}`))
 	f.Add([]byte(`{"a":{"b":[1e5,-0.5,true,null,"\n"]},"model":"m"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, unknown := range []UnknownFields{RefuseUnknown, IgnoreUnknown} {
+		for _, unknown := range []unknownFields{refuseUnknown, ignoreUnknown} {
 			var q Query
-			if err := (Handler{Unknown: unknown}).readQuery(JSON, data, &q); err != nil {
+			if err := (Handler{IgnoreUnknown: unknown == ignoreUnknown}).readQuery(JSON, data, &q); err != nil {
 				if !utf8.ValidString(err.Error()) {
 					t.Fatalf("%q: %q is not UTF-8", data, err)
 				}
@@ -385,7 +385,7 @@ func FuzzReadMsgPack(f *testing.F) {
 	}
 	f.Add([]byte("\x82\xa5model\xa1m\xa6hashes\x93\xff\xd3\xff\xff\xff\xff\xff\xff\xff\xfb\xa212"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, unknown := range []UnknownFields{RefuseUnknown, IgnoreUnknown} {
+		for _, unknown := range []unknownFields{refuseUnknown, ignoreUnknown} {
 			var fast, careful Query
 			taken := unpackQuery(data, &fast, unknown)
 			err := (&reader{unknown: unknown}).read(MsgPack, data, &careful)

@@ -236,13 +236,13 @@ func (u *unpacker) object(field func(name []byte) bool) (known int) {
 }
 
 // ignore returns false. It sets Broken unless a request may have an unknown field of this name.
-func (u *unpacker) ignore(name []byte, unknown UnknownFields) bool {
-	u.want(unknown == IgnoreUnknown && utf8.Valid(name))
+func (u *unpacker) ignore(name []byte, unknown unknownFields) bool {
+	u.want(unknown == ignoreUnknown && utf8.Valid(name))
 	return false
 }
 
 // unpackQuery decodes a query into q. If it returns false, q is unchanged, and [readQuery] must decode data.
-func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
+func unpackQuery(data []byte, q *Query, unknown unknownFields) bool {
 	u := unpacker{msgp.Reader{Data: data}}
 	out := *q
 	u.object(func(name []byte) bool {
@@ -299,7 +299,7 @@ func unpackQuery(data []byte, q *Query, unknown UnknownFields) bool {
 
 func (u *unpacker) partition() events.Partition { return events.Partition(u.uint32()) }
 
-func (u *unpacker) hashed(unknown UnknownFields) (h Hashed) {
+func (u *unpacker) hashed(unknown unknownFields) (h Hashed) {
 	u.object(func(name []byte) bool {
 		switch string(name) {
 		case "lookahead":
@@ -314,7 +314,7 @@ func (u *unpacker) hashed(unknown UnknownFields) (h Hashed) {
 	return h
 }
 
-func (u *unpacker) minSeq(unknown UnknownFields) (m PartitionSeq) {
+func (u *unpacker) minSeq(unknown unknownFields) (m PartitionSeq) {
 	known := u.object(func(name []byte) bool {
 		switch string(name) {
 		case "partition":
@@ -330,7 +330,7 @@ func (u *unpacker) minSeq(unknown UnknownFields) (m PartitionSeq) {
 	return m
 }
 
-func (u *unpacker) rankPlace(unknown UnknownFields) (p RankPlace) {
+func (u *unpacker) rankPlace(unknown unknownFields) (p RankPlace) {
 	known := u.object(func(name []byte) bool {
 		switch string(name) {
 		case "instance":

@@ -496,15 +496,8 @@ func appendJSONString(dst []byte, s string) []byte {
 
 // each calls do for each key of a map. do must read the value.
 func each(r *msgp.Reader, do func(key string) bool) error {
-	n, ok := r.Map()
-	if !ok {
-		return malformed(r.At, "not a map")
-	}
-	for range n {
-		key, ok := r.Str()
-		if !ok || !do(string(key)) || r.Broken {
-			return malformed(r.At, "no readable value of %.40q", key)
-		}
+	if fault := r.EachKey(do); fault != "" {
+		return malformed(r.At, "%s", fault)
 	}
 	return nil
 }

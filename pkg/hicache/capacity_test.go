@@ -15,7 +15,7 @@ func TestPrefetchLimit(t *testing.T) {
 		{"0.5.12", 100_000, 100_000, false, 1}, {"0.5.12", 90_000, 100_000, false, 1},
 		{"0.5.23", 0, 100_000, false, 0}, {"0.5.23", 1, 1, false, 1},
 	} {
-		if got := PrefetchLimit(c.release, c.host, c.device, c.buffer); got != c.want {
+		if got := (&SGLang{EngineVersion: c.release}).PrefetchLimit(c.host, c.device, c.buffer); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}

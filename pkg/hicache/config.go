@@ -23,7 +23,7 @@ const (
 )
 
 // defaultTenant is the only tenant of Mooncake's objects that a master's HTTP port serves.
-const defaultTenant = events.DefaultTenant
+const defaultTenant = "default"
 
 // defaultMetricsPort is the default HTTP port of a Mooncake master.
 const defaultMetricsPort = 9003
@@ -84,7 +84,7 @@ type SGLang struct {
 	// minimum is at least a page.
 	PrefetchThreshold int `json:"prefetch_threshold,omitempty"`
 
-	// PrefetchCapacity is the maximum number of tokens that the engine prefetches, from [PrefetchLimit]. 0 means
+	// PrefetchCapacity is the maximum number of tokens that the engine prefetches, from [SGLang.PrefetchLimit]. 0 means
 	// unknown, and no limit applies.
 	PrefetchCapacity int `json:"prefetch_capacity_limit,omitempty"`
 

@@ -6,8 +6,8 @@
 // Workers register a [Config]. [Config.Check] validates a configuration. [Share] joins the configurations of a model's
 // workers, or returns a conflict. [Config.Prompt] returns the names of a prompt's blocks. A [Cache] in front of a
 // [Store] looks up the names. [Prompt.Map] converts the result to the index's blocks. [Map.Load] returns the number of
-// blocks that a worker would load beyond its own, and the reason for the limit. A [Mirror] is a store that answers from
-// the events of a Mooncake master, and queries the master only for the rest.
+// blocks that a worker would load beyond its own, and the reason for the limit. The stores themselves are in
+// internal/ingest/sharedstore.
 //
 // For SGLang's HiCache, [SGLang.PageHashes] hashes a prompt, [SGLang.Keys] names the objects of the pages, and
 // [SGLang.Rule] describes the engine's loads. For vLLM's MooncakeStoreConnector, [VLLM.Digests] hashes a prompt,

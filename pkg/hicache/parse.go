@@ -17,8 +17,10 @@ type Passed []string
 // String joins the names for a warning.
 func (p Passed) String() string { return strings.Join(p, ", ") }
 
-// PassedRemedy is the remedy for ignored fields.
-const PassedRemedy = "nothing if a newer engine publishes these fields; otherwise correct their names"
+// Remedy returns the remedy for ignored fields, for the operator.
+func (p Passed) Remedy() string {
+	return "nothing if a newer engine publishes these fields; otherwise correct their names"
+}
 
 // DecodeConfig decodes the JSON configuration of a worker. An error names the field and the expected type.
 // [Config.Check] validates the values.

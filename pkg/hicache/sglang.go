@@ -4,8 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // PageHash is SGLang's name of a page: the SHA-256 of the previous page's hash and the page's tokens.
@@ -178,6 +180,26 @@ func (s *SGLang) keys(pages []PageHash, suffixes []string) PageKeys {
 		prefix += "_"
 	}
 	return pageKeys(prefix, pages, suffixes)
+}
+
+// FileKeys returns the names of the pages' files in the folder of the file backend. s must have passed Check.
+func (s *SGLang) FileKeys(pages []PageHash) PageKeys {
+	model := strings.ReplaceAll(s.ModelName, "/", "-")
+	var ends []string
+	for pp := range s.PPSize {
+		pipeline := ""
+		if s.PPSize > 1 {
+			pipeline = fmt.Sprintf("_%d_%d", s.PPSize, pp)
+		}
+		if s.IsMLA {
+			ends = append(ends, "_"+model+pipeline)
+			continue
+		}
+		for tp := range s.TPSize {
+			ends = append(ends, fmt.Sprintf("_%s_%d_%d%s", model, tp, s.TPSize, pipeline))
+		}
+	}
+	return pageKeys("", pages, ends)
 }
 
 // pageKeys joins a tag, a page's hash and each of the suffixes.

@@ -2,11 +2,11 @@ package hicache
 
 import (
 	"context"
-	"errors"
 	"math/bits"
 )
 
-// Store reports which objects a shared store has. Implementations: [Mooncake], [Mirror], [Folder].
+// Store reports which objects a shared store has. Implementations are in
+// internal/ingest/sharedstore.
 //
 // Exists sets bit i of present for keys[i]. The bits of present are valid only for the bits in known. If bits are
 // unknown, the error has the reason, and the known bits are valid nevertheless. Exists returns soon after ctx is done.
@@ -14,18 +14,6 @@ import (
 type Store interface {
 	Exists(ctx context.Context, keys []string) (present, known Bitmap, err error)
 }
-
-// Errors of stores. The caller's reaction is the same for all: answer without the store and report the reason.
-var (
-	// ErrKey is the error for a key that a request cannot have. Such a key is never sent.
-	ErrKey = errors.New("invalid key for the store")
-
-	// ErrReply is the error for a reply that violates the protocol.
-	ErrReply = errors.New("invalid reply")
-
-	// ErrStandby is the error of a reachable store that does not serve.
-	ErrStandby = errors.New("the store does not serve")
-)
 
 // Bitmap is a list of bits: bit i%64 of word i/64.
 type Bitmap []uint64

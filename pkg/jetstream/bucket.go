@@ -419,7 +419,7 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 			case lastErr != nil && !errors.Is(lastErr, ErrNotFound):
 				return 0, fmt.Errorf("%s: %w", action, lastErr)
 			case entry.Revision != expected: // 0 if there is none
-				return 0, fmt.Errorf("%s: %w", action, &ConflictError{Subject: last.Subject, Expected: expected,
+				return 0, fmt.Errorf("%s: %w", action, &conflictError{Subject: last.Subject, Expected: expected,
 					Found: entry.Revision, Server: err.Error()})
 			}
 			// The leader still processes an attempt of this or another caller (code 10164): repeat.

@@ -81,7 +81,7 @@ func TestBucket(t *testing.T) {
 		// A stale writer's values have no effect.
 		for _, stale := range []uint64{0, 1, 99} {
 			_, err := b.Commit(w.ctx, []Value{{chunkKey(0, "cc"), nil}}, Value{manifestKey(0), []byte("two")}, stale)
-			var c *ConflictError
+			var c *conflictError
 			if !errors.Is(err, ErrConflict) || !errors.As(err, &c) || c.Found != rev || c.Expected != stale {
 				t.Fatal(err)
 			}

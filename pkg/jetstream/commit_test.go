@@ -128,7 +128,7 @@ func TestCommitOvertaken(t *testing.T) {
 	}
 	px.deaf.Store(false)
 	px.cut()
-	var conflict *ConflictError
+	var conflict *conflictError
 	if err := <-done; !errors.Is(err, ErrConflict) || !errors.As(err, &conflict) || conflict.Expected != first ||
 		conflict.Found != second {
 		t.Fatal(err)

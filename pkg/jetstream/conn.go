@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 )
 
 // ConnOptions configure a connection: servers, credentials, and the behaviour without a server. The zero value of each
@@ -137,9 +138,9 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 	}
 	action := "connect to the embedded server"
 	if o.Server == nil {
-		action = "connect to " + ShownAddress(strings.Join(o.URLs, ","))
+		action = "connect to " + natsurl.Shown(strings.Join(o.URLs, ","))
 		for _, a := range o.URLs {
-			if err := CheckAddress(a); err != nil {
+			if err := natsurl.Check(a); err != nil {
 				return nil, fmt.Errorf("connect: %w", err)
 			}
 		}
@@ -191,7 +192,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.Timeout(o.ConnectTimeout),
 		nats.CustomInboxPrefix(o.InboxPrefix),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
-		nats.ReconnectHandler(func(nc *nats.Conn) { c.options.Reconnected(ShownAddress(nc.ConnectedUrl())) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { c.options.Reconnected(natsurl.Shown(nc.ConnectedUrl())) }),
 		nats.ErrorHandler(func(_ *nats.Conn, s *nats.Subscription, err error) { c.asyncError(s, err) }),
 	}
 	for _, given := range []struct {
@@ -286,7 +287,7 @@ func (c *Conn) NATS() *nats.Conn { return c.nc }
 func (c *Conn) Connected() bool { return c.nc.IsConnected() }
 
 // ServerURL returns the present or last server without credentials.
-func (c *Conn) ServerURL() string { return ShownAddress(c.nc.ConnectedUrl()) }
+func (c *Conn) ServerURL() string { return natsurl.Shown(c.nc.ConnectedUrl()) }
 
 // atomicBatches reports whether the server supports atomic batches (nats-server 2.12, API level 2).
 func (c *Conn) atomicBatches() bool { return c.level >= BatchLevel }

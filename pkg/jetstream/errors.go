@@ -22,7 +22,7 @@ var (
 	ErrUnavailable = errors.New("not available")
 
 	// ErrConflict: another writer was first. Read again, then decide. Errors of [Publisher.Publish] and [Bucket.Commit]
-	// that wrap it are of type *[ConflictError].
+	// that wrap it are of type *[conflictError].
 	ErrConflict = errors.New("written by another client")
 
 	// ErrTooLarge: a message or value is above the limit in the error. Split it; a retry is useless.
@@ -63,8 +63,8 @@ var (
 	ErrTimeout = errors.New("no answer in time")
 )
 
-// ConflictError describes the conflict of a conditional write. It wraps [ErrConflict].
-type ConflictError struct {
+// conflictError describes the conflict of a conditional write. It wraps [ErrConflict].
+type conflictError struct {
 	Subject  string // subject of the write
 	Expected uint64 // expected sequence of the last message on the subject; 0 for none
 	Found    uint64 // actual sequence, if the server reported it; else 0
@@ -72,7 +72,7 @@ type ConflictError struct {
 	Server   string // the server's text
 }
 
-func (e *ConflictError) Error() string {
+func (e *conflictError) Error() string {
 	by := ""
 	if e.Writer != "" {
 		by = " by writer " + e.Writer
@@ -81,7 +81,7 @@ func (e *ConflictError) Error() string {
 		e.Expected, e.Found, by, e.Server)
 }
 
-func (e *ConflictError) Unwrap() error { return ErrConflict }
+func (e *conflictError) Unwrap() error { return ErrConflict }
 
 // Causes of the early end of an attempt.
 var (

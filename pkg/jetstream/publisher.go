@@ -177,7 +177,7 @@ func (p *Publisher) MaxMessage() int { return p.limit }
 // Other errors wrap one of these classes:
 //   - [ErrTooLarge]: a message is above [Publisher.MaxMessage]. No message was sent.
 //   - [ErrFull] or [ErrDenied]: the server refuses the messages (see [PublisherOptions]).
-//   - [ErrConflict]: another publisher was faster; a [ConflictError] has its id. Every further call returns the same
+//   - [ErrConflict]: another publisher was faster; a [conflictError] has its id. Every further call returns the same
 //     error.
 //   - [ErrLost]: the log has lost acknowledged messages. Every further call returns the same error.
 //
@@ -320,7 +320,7 @@ func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 			p.indeterminate = false
 			return done, nil
 		case seq > p.last:
-			return done, p.explain(ctx, &ConflictError{Subject: p.subject, Expected: p.last, Found: seq, Writer: id,
+			return done, p.explain(ctx, &conflictError{Subject: p.subject, Expected: p.last, Found: seq, Writer: id,
 				Server: "last message read"})
 		}
 	} else if p.last == 0 {
@@ -331,7 +331,7 @@ func (p *Publisher) resolve(ctx context.Context, done int) (int, error) {
 }
 
 // explain finds out why the last known message is missing, or why another publisher's message follows it.
-func (p *Publisher) explain(ctx context.Context, conflict *ConflictError) error {
+func (p *Publisher) explain(ctx context.Context, conflict *conflictError) error {
 	// A newly elected leader may not have applied all its messages, so an apparent loss is checked again.
 	for range 3 {
 		a, err := p.c.infoOnce(ctx, p.stream)

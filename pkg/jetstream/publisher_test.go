@@ -250,7 +250,7 @@ func (w *world) publishersRace(n int) {
 		if i == winner {
 			continue
 		}
-		var c *ConflictError
+		var c *conflictError
 		if !errors.Is(err, ErrConflict) || !errors.As(err, &c) || c.Writer != ps[winner].id || c.Expected != 3 {
 			t.Fatalf("loser: %v", err)
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
@@ -17,7 +18,7 @@ import (
 type sglangFolder struct {
 	*storeCode
 	config hicache.SGLang
-	store  *hicache.Folder
+	store  *sharedstore.Folder
 }
 
 func startSGLangFolder(t *testing.T, wheel string, config hicache.SGLang, room int) *sglangFolder {
@@ -31,7 +32,7 @@ func startSGLangFolder(t *testing.T, wheel string, config hicache.SGLang, room i
 		options["room"] = room
 	}
 	return &sglangFolder{startStoreScript(t, "hicache_file.py", wheel, options), config,
-		hicache.NewFolder(config.Directory)}
+		sharedstore.NewFolder(config.Directory)}
 }
 
 func names(pages []hicache.PageHash) []string {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
@@ -76,7 +77,7 @@ func TestPoolsEqualSGLang(t *testing.T) {
 	t.Parallel()
 	m := pyenv.StartMooncake(t)
 	ask := startPools(t, m)
-	master, err := hicache.NewMooncake(hicache.MooncakeConfig{Address: m.HTTP})
+	master, err := sharedstore.NewMooncake(sharedstore.MooncakeConfig{Address: m.HTTP})
 	if err != nil {
 		t.Fatal(err)
 	}

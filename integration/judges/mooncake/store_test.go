@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 	"github.com/kvatlas/kvatlas/tools/pyenv"
@@ -28,7 +29,7 @@ type realStore struct {
 	*pyenv.Mooncake
 	t       *testing.T
 	ctx     context.Context
-	master  *hicache.Mooncake
+	master  *sharedstore.Mooncake
 	cache   *hicache.Cache
 	changed chan string
 }
@@ -37,7 +38,7 @@ func startRealStore(t *testing.T) *realStore {
 	s := &realStore{Mooncake: pyenv.StartMooncake(t), t: t, changed: make(chan string, 1000)}
 	s.StartClient()
 	var err error
-	s.master, err = hicache.NewMooncake(hicache.MooncakeConfig{Address: s.HTTP, MaxKeys: 3,
+	s.master, err = sharedstore.NewMooncake(sharedstore.MooncakeConfig{Address: s.HTTP, MaxKeys: 3,
 		Check: 20 * time.Millisecond, Changed: func(why string) {
 			s.cache.Forget()
 			s.changed <- why
@@ -97,7 +98,7 @@ func TestRealMooncakeMaster(t *testing.T) {
 	}
 	keys := append([]string{"none", "with,comma", "not\xffutf8", "", "plain"}, odd...)
 	present, known, err := s.master.Exists(s.ctx, keys)
-	if !errors.Is(err, hicache.ErrKey) {
+	if !errors.Is(err, sharedstore.ErrKey) {
 		t.Errorf("invalid keys: %v", err)
 	}
 	for i, key := range keys {

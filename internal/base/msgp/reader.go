@@ -2,6 +2,7 @@ package msgp
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 )
@@ -312,6 +313,22 @@ func (r *Reader) Map() (int, bool) {
 		return 0, false
 	}
 	return r.head(codeFixMap, codeMap16, 2)
+}
+
+// EachKey calls do for each key of a map with strings as keys. do must read the value and returns false for a fault.
+// EachKey stops at the first fault and returns its description, or "". It copies the keys.
+func (r *Reader) EachKey(do func(key string) bool) (fault string) {
+	n, ok := r.Map()
+	if !ok {
+		return "not a map"
+	}
+	for range n {
+		key, ok := r.Str()
+		if !ok || !do(string(key)) || r.Broken {
+			return fmt.Sprintf("no readable value of %.40q", key)
+		}
+	}
+	return ""
 }
 
 func (r *Reader) head(fix, first byte, each int) (int, bool) {

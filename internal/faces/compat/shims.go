@@ -97,7 +97,7 @@ func (s *Shims) notePassed(key events.RankKey, fields hicache.Passed) {
 	s.mu.Unlock()
 	if !known {
 		s.log.Warn("unknown fields of a registration's l3 are ignored", "worker", key, "fields", fields,
-			"what_to_do", hicache.PassedRemedy)
+			"what_to_do", fields.Remedy())
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -25,8 +26,8 @@ type L3Config struct {
 	Models map[string]hicache.Config
 
 	// Registered returns the store registered by the workers of a model; nil: workers register none. Any goroutine calls
-	// Registered, for every query. Dial connects to the masters in registrations, see [hicache.MooncakeConfig]. Masters in
-	// Models may have any address.
+	// Registered, for every query. Dial connects to the masters in registrations, see [sharedstore.MooncakeConfig].
+	// Masters in Models may have any address.
 	Registered func(model string) *hicache.Sharing
 	Dial       func(ctx context.Context, network, address string) (net.Conn, error)
 
@@ -74,9 +75,9 @@ type namedStore struct {
 type askedStore struct {
 	where  string
 	cache  *hicache.Cache
-	master master          // nil: a folder
-	mirror *hicache.Mirror // nil: the node does not receive the store's events
-	last   uint64          // the value of l3.asked at the last use
+	master master              // nil: a folder
+	mirror *sharedstore.Mirror // nil: the node does not receive the store's events
+	last   uint64              // the value of l3.asked at the last use
 	stop   context.CancelFunc
 
 	partial atomic.Uint64 // incomplete answers
@@ -183,9 +184,9 @@ func (l *l3) open(named namedStore) (*askedStore, error) {
 	}
 	s := &askedStore{where: where, stop: func() {}}
 	if c.Folder() != "" {
-		s.cache = hicache.NewCache(hicache.NewFolder(where), l.cfg.Cache)
+		s.cache = hicache.NewCache(sharedstore.NewFolder(where), l.cfg.Cache)
 	} else {
-		cfg := hicache.MooncakeConfig{Check: l.cfg.Check, Dial: dial, Changed: func(string) { l.forget(id) }}
+		cfg := sharedstore.MooncakeConfig{Check: l.cfg.Check, Dial: dial, Changed: func(string) { l.forget(id) }}
 		if err := l.openMaster(s, &c, cfg); err != nil {
 			return nil, err
 		}
@@ -207,7 +208,7 @@ func (l *l3) open(named namedStore) (*askedStore, error) {
 }
 
 // openMaster opens the store of a master and watches it until s.stop is called or the node ends. Called with l.mu held.
-func (l *l3) openMaster(s *askedStore, c *hicache.Config, cfg hicache.MooncakeConfig) (err error) {
+func (l *l3) openMaster(s *askedStore, c *hicache.Config, cfg sharedstore.MooncakeConfig) (err error) {
 	watching, stop := context.WithCancel(l.ctx)
 	s.stop = stop
 	if election, elected := c.Election(); elected {
@@ -220,7 +221,7 @@ func (l *l3) openMaster(s *askedStore, c *hicache.Config, cfg hicache.MooncakeCo
 		return nil
 	}
 	cfg.Address = s.where
-	master, err := hicache.NewMooncake(cfg)
+	master, err := sharedstore.NewMooncake(cfg)
 	if err != nil {
 		stop()
 		return err
@@ -228,7 +229,7 @@ func (l *l3) openMaster(s *askedStore, c *hicache.Config, cfg hicache.MooncakeCo
 	store := hicache.Store(master)
 	s.master = master
 	if l.cfg.Listen != nil {
-		s.mirror = hicache.NewMirror(master, hicache.MirrorConfig{})
+		s.mirror = sharedstore.NewMirror(master, sharedstore.MirrorConfig{})
 		go l.cfg.Listen(watching, s.where, func(data []byte) { s.mirror.Receive(watching, data) })
 		store = s.mirror
 	}

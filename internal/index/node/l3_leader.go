@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
 	"github.com/kvatlas/kvatlas/internal/ingest/etcd"
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
@@ -17,14 +18,14 @@ import (
 // elected implements [hicache.Store]; any goroutine may call the methods, except Watch, which runs once.
 type elected struct {
 	election hicache.Election
-	cfg      hicache.MooncakeConfig // of all leaders, without the address
+	cfg      sharedstore.MooncakeConfig // of all leaders, without the address
 	copy     *etcd.Copy
 	woken    chan struct{} // holds a signal after a change of the copy
 
 	mu       sync.RWMutex
-	leader   *hicache.Mooncake // nil: unknown
-	address  string            // of leader
-	err      error             // the reason for the absence of a leader
+	leader   *sharedstore.Mooncake // nil: unknown
+	address  string                // of leader
+	err      error                 // the reason for the absence of a leader
 	changes  uint64
 	failures uint64
 	unseen   uint64 // of earlier leaders
@@ -35,7 +36,7 @@ const leaderBytes = 64 << 10
 
 var errNoLeader = errors.New("etcd has no leader of the masters")
 
-func newElected(election hicache.Election, cfg hicache.MooncakeConfig) (*elected, error) {
+func newElected(election hicache.Election, cfg sharedstore.MooncakeConfig) (*elected, error) {
 	e := &elected{election: election, cfg: cfg, woken: make(chan struct{}, 1), err: etcd.ErrNotAsked}
 	var err error
 	e.copy, err = etcd.New(etcd.Config{URLs: election.Endpoints, From: election.Key, Behind: election.Key + "\x00",
@@ -88,7 +89,7 @@ func (e *elected) elect(records map[string][]byte, err error) (changed bool) {
 	if e.leader, e.address = nil, address; address != "" {
 		cfg := e.cfg
 		cfg.Address = address
-		if e.leader, e.err = hicache.NewMooncake(cfg); e.err == nil {
+		if e.leader, e.err = sharedstore.NewMooncake(cfg); e.err == nil {
 			e.changes++
 		}
 	}
@@ -117,11 +118,11 @@ func (e *elected) watchLeader(ctx context.Context) (stop func()) {
 }
 
 // now returns the leader, or the reason for the absence of a leader.
-func (e *elected) now() (*hicache.Mooncake, error) {
+func (e *elected) now() (*sharedstore.Mooncake, error) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	if e.leader == nil {
-		return nil, fmt.Errorf("mooncake: %w: %w", hicache.ErrStandby, e.err)
+		return nil, fmt.Errorf("mooncake: %w: %w", sharedstore.ErrStandby, e.err)
 	}
 	return e.leader, nil
 }

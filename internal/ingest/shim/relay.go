@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -22,18 +23,18 @@ type Relay struct {
 }
 
 // Lost ends the session: the connection to the master has begun or ended, or a message cannot be forwarded.
-func (r *Relay) Lost() []events.StoreMessage {
+func (r *Relay) Lost() []sharedstore.Message {
 	if r.session == 0 {
 		return nil
 	}
-	lost := events.StoreMessage{Kind: events.StoreLost, Session: r.session}
+	lost := sharedstore.Message{Kind: sharedstore.Lost, Session: r.session}
 	*r = Relay{NewSession: r.NewSession}
-	return []events.StoreMessage{lost}
+	return []sharedstore.Message{lost}
 }
 
 // Batch processes a message of the master: an empty topic, a number of eight bytes, and the events. An error is the
 // reason against forwarding.
-func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
+func (r *Relay) Batch(frames [][]byte) (out []sharedstore.Message, err error) {
 	if len(frames) != 3 || len(frames[1]) != 8 {
 		return r.Lost(),
 			fmt.Errorf("%w: a message of a store's master has 3 frames with a number of 8 bytes; this message has %d frames",
@@ -54,7 +55,7 @@ func (r *Relay) Batch(frames [][]byte) (out []events.StoreMessage, err error) {
 		r.session = max(1, r.NewSession())
 	}
 	r.number = number
-	return append(out, events.StoreMessage{Kind: events.StoreBatch, Session: r.session, Number: number,
+	return append(out, sharedstore.Message{Kind: sharedstore.Batch, Session: r.session, Number: number,
 		Payload: frames[2]}), err
 }
 
@@ -64,7 +65,7 @@ func (r *Relay) Ask() { r.asking = r.session != 0 }
 // Checked processes the master's counts of published batches and dropped events. Dropped events use numbers too: a
 // number for each event without room, fewer for events in an unsent batch. So no batch has a number beyond the sum. If
 // the last number is smaller, no conclusion is possible. An error reports missing batches.
-func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) {
+func (r *Relay) Checked(batches, dropped uint64) ([]sharedstore.Message, error) {
 	if !r.asking { // the session of the request has ended
 		return nil, nil
 	}
@@ -79,5 +80,5 @@ func (r *Relay) Checked(batches, dropped uint64) ([]events.StoreMessage, error) 
 			batches, dropped, r.number)
 	}
 	r.behind = false
-	return []events.StoreMessage{{Kind: events.StoreAlive, Session: r.session, Number: r.number}}, nil
+	return []sharedstore.Message{{Kind: sharedstore.Alive, Session: r.session, Number: r.number}}, nil
 }

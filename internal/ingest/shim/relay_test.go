@@ -14,7 +14,7 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
@@ -28,7 +28,7 @@ type storeWorld struct {
 	number, batches, dropped uint64
 
 	relay *Relay
-	wire  []events.StoreMessage // in transit to the mirror
+	wire  []sharedstore.Message // in transit to the mirror
 	gate  chan struct{}         // lets a list end
 
 	answers, polled int
@@ -133,13 +133,13 @@ func TestStoreStream(t *testing.T) {
 			if seed%5 == 0 {
 				objects = worldKeys / 2
 			}
-			mirror := hicache.NewMirror(w, hicache.MirrorConfig{Objects: objects, Fresh: fresh, Pause: 3 * time.Second})
+			mirror := sharedstore.NewMirror(w, sharedstore.MirrorConfig{Objects: objects, Fresh: fresh, Pause: 3 * time.Second})
 			defer close(w.gate)
 			ctx := t.Context()
 			arrive := func(keep int) {
 				for ; len(w.wire) > keep; w.wire = w.wire[1:] {
 					if w.rng.IntN(120) > 0 {
-						mirror.Receive(ctx, events.AppendStoreMessage(nil, &w.wire[0]))
+						mirror.Receive(ctx, sharedstore.AppendMessage(nil, &w.wire[0]))
 						synctest.Wait()
 					}
 				}

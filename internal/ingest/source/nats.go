@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -81,7 +82,7 @@ func (f *Source) connectEngine() (*jetstream.Conn, error) {
 	options.Waiting = func(err error) {
 		f.watch.unreached("--engine-nats", err, engineNATSAdvice)
 		waiting.WarnTo(f.log, "waiting for --engine-nats", "nats",
-			jetstream.ShownAddress(strings.Join(options.URLs, ",")), "error", err, "what_to_do", engineNATSAdvice)
+			natsurl.Shown(strings.Join(options.URLs, ",")), "error", err, "what_to_do", engineNATSAdvice)
 	}
 	c, err := jetstream.Connect(f.ctx, options)
 	if err != nil {

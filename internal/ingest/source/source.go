@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/base/usage"
 	"github.com/kvatlas/kvatlas/internal/ingest/dynamo"
 	"github.com/kvatlas/kvatlas/internal/ingest/kube"
@@ -73,7 +74,7 @@ func (f *Source) Check() error {
 		f.CheckNames(&wrong, "--worker")
 		path, isPath := strings.CutPrefix(f.Engine, "ipc://")
 		wrong.When(f.Source == Lines && f.Engine != "" && f.Engine != "-" && (!isPath || path == ""),
-			"--engine %q is neither - nor ipc://PATH", jetstream.ShownAddress(f.Engine))
+			"--engine %q is neither - nor ipc://PATH", natsurl.Shown(f.Engine))
 		f.CheckRanks(&wrong)
 	}
 	f.ReadFacts(&wrong)

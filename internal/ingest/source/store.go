@@ -10,12 +10,11 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/usage"
+	"github.com/kvatlas/kvatlas/internal/ingest/sharedstore"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/events"
-	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -30,7 +29,7 @@ type Store struct {
 	relay   shim.Relay
 	conn    *jetstream.Conn
 	subject string
-	master  *hicache.Mooncake
+	master  *sharedstore.Mooncake
 	log     *slog.Logger
 	watch   *watch
 
@@ -56,7 +55,7 @@ func (s *Store) Run(ctx context.Context, conn *jetstream.Conn, log *slog.Logger)
 	for _, l := range []*host.Limiter{&s.unsent, &s.gaps, &s.unchecked} {
 		l.Every = s.LogRepeat
 	}
-	if s.master, err = hicache.NewMooncake(hicache.MooncakeConfig{Address: s.Master}); err != nil {
+	if s.master, err = sharedstore.NewMooncake(sharedstore.MooncakeConfig{Address: s.Master}); err != nil {
 		return err
 	}
 	if s.subject, err = jetstream.Names(s.Namespace).Store(s.Master); err != nil {
@@ -100,7 +99,7 @@ const (
 
 // checked is the master's report about its stream.
 type checked struct {
-	hicache.EventStatus
+	sharedstore.EventStatus
 	err error
 }
 
@@ -194,9 +193,9 @@ func (s *Store) gap(err error) {
 }
 
 // send relays messages. Their numbers show a lost message.
-func (s *Store) send(list []events.StoreMessage) {
+func (s *Store) send(list []sharedstore.Message) {
 	for i := range list {
-		if err := s.conn.Send(s.subject, "", events.AppendStoreMessage(nil, &list[i])); err != nil {
+		if err := s.conn.Send(s.subject, "", sharedstore.AppendMessage(nil, &list[i])); err != nil {
 			s.unsent.WarnTo(s.log, "not passed on", "error", err, "what_to_do",
 				"see that the NATS server runs; indexers ask the store meanwhile")
 		}

@@ -123,7 +123,7 @@ type caller struct {
 
 // route is the destination of a topic's messages.
 type route struct {
-	events.Topic
+	topicName
 	named bool        // the topic names an engine
 	rank  events.Rank // of the latest message
 }
@@ -185,7 +185,7 @@ func (c *caller) data(ctx context.Context, m zmtp.Message) error {
 			`give each engine "topic":"kv@IP:PORT@MODEL" in --kv-events-config, or a separate shim with --worker`)
 		return nil
 	}
-	if rank, ok := events.PayloadRank(payload); ok {
+	if rank, ok := payloadRank(payload); ok {
 		to.rank = rank
 	}
 	c.watch.received()
@@ -243,7 +243,7 @@ func (c *caller) route(topic []byte) *route {
 		return to
 	}
 	to := &route{rank: c.rank}
-	to.Topic, to.named = events.ParseTopic(string(topic))
+	to.topicName, to.named = parseTopic(string(topic))
 	if to.Model == "" {
 		to.Model = c.Model
 	}
@@ -286,14 +286,14 @@ func (t *topics) stream(to *route, topic string, payload []byte) *stream {
 	}
 	size := t.BlockSize
 	if size == 0 {
-		if size = events.PayloadBlockSize(payload); size == 0 {
+		if size = payloadBlockSize(payload); size == 0 {
 			return nil // no blocks yet
 		}
 	}
 	s = &stream{key: key, topic: topic, inbox: zmtp.NewInbox(inboxMost, inboxBytes), done: make(chan struct{})}
 	t.streams[key] = s
 	t.all.Go(func() error {
-		t.serveStream(s, &to.Topic, size)
+		t.serveStream(s, &to.topicName, size)
 		return nil
 	})
 	return s
@@ -306,7 +306,7 @@ func (t *topics) skip(l *host.Limiter, event string, topic []byte, args ...any) 
 }
 
 // serveStream runs the shim of a stream to its end.
-func (t *topics) serveStream(s *stream, topic *events.Topic, size uint32) {
+func (t *topics) serveStream(s *stream, topic *topicName, size uint32) {
 	log := t.log.With("worker", s.key.Instance, "rank", s.key.Rank)
 	err := t.runStream(s, topic, size, log)
 	t.mu.Lock()
@@ -324,7 +324,7 @@ func (t *topics) serveStream(s *stream, topic *events.Topic, size uint32) {
 }
 
 // runStream runs the shim of a stream until the engine is gone or the shim cannot go on.
-func (t *topics) runStream(s *stream, topic *events.Topic, size uint32, log *slog.Logger) error {
+func (t *topics) runStream(s *stream, topic *topicName, size uint32, log *slog.Logger) error {
 	one := *t.Shim
 	one.Worker, one.Rank, one.Model, one.BlockSize = string(s.key.Instance), uint32(s.key.Rank), topic.Model, size
 	one.QueueBytes = t.RankQueue()

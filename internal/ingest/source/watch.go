@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/escape"
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -50,7 +51,7 @@ type sourceFailure struct{ part, err, advice string }
 
 // newWatch returns the watch of a source. The reports are published on subject.
 func newWatch(s *host.Shim, conn *jetstream.Conn, subject string, source api.QuietSource, log *slog.Logger) *watch {
-	source.Source, source.Engine, source.PID = s.Source, jetstream.ShownAddress(s.Engine), os.Getpid()
+	source.Source, source.Engine, source.PID = s.Source, natsurl.Shown(s.Engine), os.Getpid()
 	source.Host, _ = os.Hostname()
 	w := &watch{after: s.Silence, source: source, changed: make(chan struct{}, 1),
 		log: log.With("source", source.Source, "engine", source.Engine)}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -76,7 +77,7 @@ func connectedIndexers(ctx context.Context, monitor string) (n int, err error) {
 func readMonitor(ctx context.Context, monitor, path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+path, nil)
 	if err != nil {
-		return fmt.Errorf("%q cannot be read as a URL", jetstream.ShownAddress(monitor))
+		return fmt.Errorf("%q cannot be read as a URL", natsurl.Shown(monitor))
 	}
 	reply, err := http.DefaultClient.Do(req)
 	if err != nil {

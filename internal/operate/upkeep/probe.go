@@ -7,8 +7,8 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/base/usage"
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // maxProbeText limits the printed text of a refusal, in bytes.
@@ -18,7 +18,7 @@ const maxProbeText = 512
 func Probe(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil { // err contains the URL, which may have a password
-		return usage.Errorf("%q cannot be read as a URL", jetstream.ShownAddress(url))
+		return usage.Errorf("%q cannot be read as a URL", natsurl.Shown(url))
 	}
 	reply, err := http.DefaultClient.Do(req)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/pflag"
@@ -81,7 +82,7 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 			if !strings.Contains(url, "://") {
 				url = "nats://" + url
 			}
-			if err := jetstream.CheckAddress(url); err != nil {
+			if err := natsurl.Check(url); err != nil {
 				return o, UsageErrorf("--%s: %w", n.name, err)
 			}
 			o.URLs = append(o.URLs, url)
@@ -111,7 +112,7 @@ func (n *NATS) Options(name string) (jetstream.ConnOptions, error) {
 }
 
 // Shown returns the server's addresses for messages, without secrets.
-func (n *NATS) Shown() string { return jetstream.ShownAddress(n.URL) }
+func (n *NATS) Shown() string { return natsurl.Shown(n.URL) }
 
 // Said reports whether any of the flags has a value.
 func (n *NATS) Said() bool {

@@ -169,6 +169,6 @@ func (p *Process) Run(ctx context.Context, log *slog.Logger) error {
 func (p *Process) warnPassed(log *slog.Logger) {
 	for _, model := range slices.Sorted(maps.Keys(p.passed)) {
 		log.Warn("unknown fields of --l3-config are ignored", "model", model, "fields", p.passed[model],
-			"what_to_do", hicache.PassedRemedy)
+			"what_to_do", p.passed[model].Remedy())
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
@@ -66,7 +67,7 @@ func (t *Target) OverHTTP() (*client.Client, error) {
 }
 
 // shown returns the URLs without secrets.
-func (h *httpFlags) shown() string { return jetstream.ShownAddress(strings.Join(h.urls, ",")) }
+func (h *httpFlags) shown() string { return natsurl.Shown(strings.Join(h.urls, ",")) }
 
 // Client is a client of the indexers with its connection to NATS.
 type Client struct {

@@ -40,8 +40,8 @@ func (v *service) serveOwn() error {
 	subject := func(op string) (string, error) { return jetstream.Names(v.s.Namespace).Node(v.s.ID, op) }
 	answer := api.Handler{
 		Indexer: local{v.s}, Funnels: local{v.s}, Insights: local{v.s},
-		Unknown: api.IgnoreUnknown, // other nodes may have a newer version
-		Observe: func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
+		IgnoreUnknown: true, // other nodes may have a newer version
+		Observe:       func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}
 	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject,
 		operations(func(o *api.Operation) bool { return o.OneNode })...)

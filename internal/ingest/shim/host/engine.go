@@ -212,7 +212,7 @@ func (s *Shim) stopContext(stop context.Context, log *slog.Logger) (ctx context.
 func (s *Shim) LogPassed(log *slog.Logger) {
 	if len(s.l3Passed) > 0 {
 		log.Warn("unknown fields of --l3-config are ignored", "l3_config", s.L3Config, "fields", s.l3Passed,
-			"what_to_do", hicache.PassedRemedy)
+			"what_to_do", s.l3Passed.Remedy())
 	}
 }
 

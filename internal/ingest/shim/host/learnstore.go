@@ -47,7 +47,7 @@ func learnStore(c *hicache.Config, said enginehttp.Engine, log *slog.Logger) *hi
 	s.EngineVersion = cmp.Or(s.EngineVersion, said.Version)
 	s.ModelName = cmp.Or(s.ModelName, said.Model)
 	s.PrefetchCapacity = cmp.Or(s.PrefetchCapacity,
-		hicache.PrefetchLimit(s.EngineVersion, said.Store.HostTokens, said.Store.DeviceTokens, said.Store.BufferOnly))
+		s.PrefetchLimit(said.Store.HostTokens, said.Store.DeviceTokens, said.Store.BufferOnly))
 	learned := &hicache.Config{SGLang: &s}
 	if s.ObjectLayout == nil && said.Store.Layout != nil {
 		err := strictjson.Unmarshal(said.Store.Layout, &s.ObjectLayout)

@@ -1,4 +1,4 @@
-package hicache
+package sharedstore
 
 import (
 	"context"
@@ -6,12 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 func TestFolder(t *testing.T) {
 	dir := t.TempDir()
-	s := &SGLang{Backend: "file", PageSize: 4, TPSize: 2, PPSize: 2, ModelName: "org/m", Directory: dir}
-	pages := s.PageHashes(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8}, Space{})
+	s := &hicache.SGLang{Backend: "file", PageSize: 4, TPSize: 2, PPSize: 2, ModelName: "org/m", Directory: dir}
+	pages := s.PageHashes(nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8}, hicache.Space{})
 	keys := s.FileKeys(pages)
 	if want := pages[0].String() + "_org-m_1_2_2_0"; keys.PerPage != 4 || keys.Keys[1] != want {
 		t.Fatalf("%q, want %q", keys.Keys[1], want)

@@ -1,4 +1,4 @@
-package hicache
+package sharedstore
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // MirrorConfig configures a [Mirror]. The zero value selects the defaults.
@@ -28,8 +29,8 @@ type MirrorConfig struct {
 	Now func() time.Time // default time.Now
 }
 
-// Mirror is a set of the objects that a store's master announces in its events. It implements [Store]: it answers from
-// the set if possible, and queries the master for the rest. It is safe for concurrent use.
+// Mirror is a set of the objects that a store's master announces in its events. It implements [hicache.Store]: it
+// answers from the set if possible, and queries the master for the rest. It is safe for concurrent use.
 //
 // The event stream has no replay and does not start with the present objects. So an object has one of three states:
 //
@@ -61,7 +62,7 @@ type Mirror struct {
 
 // listedStore is a store that can list all objects.
 type listedStore interface {
-	Store
+	hicache.Store
 
 	// Keys calls key with the key of each object until key returns false. The bytes are valid only during the call.
 	Keys(ctx context.Context, key func([]byte) bool) error
@@ -117,7 +118,7 @@ func (m *Mirror) Stats() MirrorStats {
 	return s
 }
 
-// Receive processes a message of the store's shim, an [events.StoreMessage]. Pass the messages in the order of arrival.
+// Receive processes a message of the store's shim, an [Message]. Pass the messages in the order of arrival.
 // If a list is required, Receive starts a goroutine that requests the list until ctx is done.
 func (m *Mirror) Receive(ctx context.Context, data []byte) {
 	if epoch, want := m.receive(data); want {
@@ -127,30 +128,30 @@ func (m *Mirror) Receive(ctx context.Context, data []byte) {
 
 // receive returns true if a list is required, with the epoch of the set.
 func (m *Mirror) receive(data []byte) (epoch uint64, list bool) {
-	msg, err := events.ReadStoreMessage(data)
-	var batch iter.Seq[events.StoreEvent]
-	if err == nil && msg.Kind == events.StoreBatch {
-		batch, err = events.ReadStoreEvents(msg.Payload)
+	msg, err := readMessage(data)
+	var batch iter.Seq[storeEvent]
+	if err == nil && msg.Kind == Batch {
+		batch, err = readEvents(msg.Payload)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	next := m.number
-	if msg.Kind == events.StoreBatch {
+	if msg.Kind == Batch {
 		next++
 	}
-	if err != nil || msg.Kind == events.StoreLost || !m.counted || msg.Session != m.session || msg.Number != next {
+	if err != nil || msg.Kind == Lost || !m.counted || msg.Session != m.session || msg.Number != next {
 		if m.counted {
 			m.stats.Gaps++
 		}
 		m.empty()
-		m.counted, m.session, m.number = err == nil && msg.Kind != events.StoreLost, msg.Session, msg.Number
+		m.counted, m.session, m.number = err == nil && msg.Kind != Lost, msg.Session, msg.Number
 	}
 	if !m.counted {
 		return 0, false
 	}
 	m.number = msg.Number
 	now := m.cfg.Now()
-	if msg.Kind == events.StoreAlive {
+	if msg.Kind == Alive {
 		m.alive = now
 	}
 	if batch != nil {
@@ -172,8 +173,8 @@ func (m *Mirror) empty() {
 	m.epoch++
 }
 
-func (m *Mirror) apply(e *events.StoreEvent) {
-	if e.Tenant != events.DefaultTenant || m.full {
+func (m *Mirror) apply(e *storeEvent) {
+	if e.Tenant != defaultTenant || m.full {
 		return
 	}
 	if e.Kind == events.Cleared {
@@ -243,8 +244,8 @@ func (m *Mirror) trusted() bool {
 	return m.counted && !m.alive.IsZero() && m.cfg.Now().Sub(m.alive) <= m.cfg.Fresh
 }
 
-func (m *Mirror) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
-	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
+func (m *Mirror) Exists(ctx context.Context, keys []string) (present, known hicache.Bitmap, err error) {
+	present, known = hicache.NewBitmap(len(keys)), hicache.NewBitmap(len(keys))
 	var rest []string
 	var at []int
 	m.mu.RLock()

@@ -1,4 +1,4 @@
-package hicache
+package sharedstore
 
 import (
 	"encoding/binary"

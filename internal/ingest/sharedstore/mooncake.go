@@ -1,4 +1,4 @@
-package hicache
+package sharedstore
 
 import (
 	"bufio"
@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
 // MooncakeConfig configures a [Mooncake]. All zero values except Address select the defaults.
@@ -47,7 +48,7 @@ type MooncakeConfig struct {
 	Changed func(why string)
 }
 
-// Mooncake queries a Mooncake master over HTTP. It implements [Store] and is safe for concurrent use.
+// Mooncake queries a Mooncake master over HTTP. It implements [hicache.Store] and is safe for concurrent use.
 //
 // The protocol is defined in mooncake-store/src/master_admin_service.cpp of kvcache-ai/Mooncake: GET
 // /batch_query_keys?keys=a,b,c. The commas are literal and all other bytes are percent-encoded, because the master
@@ -164,9 +165,9 @@ type chunk struct {
 	keys  []string // keys of all requests
 	at    []int    // positions in keys of the requested keys, sorted by key
 
-	said, there Bitmap // bit i is for at[i]
-	next        int    // expected position in at, if the reply is in order
-	unseen      uint64 // unexpected keys
+	said, there hicache.Bitmap // bit i is for at[i]
+	next        int            // expected position in at, if the reply is in order
+	unseen      uint64         // unexpected keys
 }
 
 // hear records the reply for a key. The last reply for a key counts.
@@ -191,7 +192,7 @@ func (c *chunk) hear(key string, ok bool) {
 
 // forget discards the parsed reply.
 func (c *chunk) forget() {
-	c.said, c.there, c.next, c.unseen = NewBitmap(len(c.at)), NewBitmap(len(c.at)), 0, 0
+	c.said, c.there, c.next, c.unseen = hicache.NewBitmap(len(c.at)), hicache.NewBitmap(len(c.at)), 0, 0
 }
 
 // leastKeys is the minimum number of keys of a separate request.
@@ -265,8 +266,8 @@ var plainInQuery = func() (plain [256]bool) {
 // beyondQuery encodes bytes that url.QueryEscape encodes differently or not at all.
 var beyondQuery = strings.NewReplacer("+", "%20", "~", "%7E")
 
-func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
-	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
+func (m *Mooncake) Exists(ctx context.Context, keys []string) (present, known hicache.Bitmap, err error) {
+	present, known = hicache.NewBitmap(len(keys)), hicache.NewBitmap(len(keys))
 	if why := m.down.Load(); why != nil {
 		return present, known, fmt.Errorf("mooncake: %w: %s", ErrStandby, *why)
 	}

@@ -1,4 +1,4 @@
-package events
+package source
 
 import (
 	"errors"
@@ -10,31 +10,32 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Topic is the topic of an engine's messages, parsed.
-type Topic struct {
-	Worker WorkerID // the pod, verbatim: IP:PORT, IP or a name
-	Model  string   // empty if the topic has none
+// topicName is the topic of an engine's messages, parsed.
+type topicName struct {
+	Worker events.WorkerID // the pod, verbatim: IP:PORT, IP or a name
+	Model  string          // empty if the topic has none
 }
 
 // topicPrefix begins every topic that names an engine.
 const topicPrefix = "kv@"
 
-// ParseTopic parses the form kv@POD@MODEL, the names of llm-d and KServe for engines that dial a subscriber
+// parseTopic parses the form kv@POD@MODEL, the names of llm-d and KServe for engines that dial a subscriber
 // (llm-d/llm-d-kv-cache › pkg/kvevents/engineadapter/common.go, parseTopic). POD ends at the second '@' and MODEL is
-// the rest, so a model's name may contain '@'. kv@POD has no model. ParseTopic returns false for every other text, and
+// the rest, so a model's name may contain '@'. kv@POD has no model. parseTopic returns false for every other text, and
 // for names that are empty, too long, not UTF-8, or contain unprintable characters.
-func ParseTopic(text string) (t Topic, ok bool) {
+func parseTopic(text string) (t topicName, ok bool) {
 	rest, ok := strings.CutPrefix(text, topicPrefix)
 	if !ok {
-		return Topic{}, false
+		return topicName{}, false
 	}
 	pod, model, named := strings.Cut(rest, "@")
 	if !nameable(pod) || named && !nameable(model) {
-		return Topic{}, false
+		return topicName{}, false
 	}
-	return Topic{WorkerID(pod), model}, true
+	return topicName{events.WorkerID(pod), model}, true
 }
 
 // maxTopicName is the longest name of a worker or model in a topic, in bytes.
@@ -46,7 +47,7 @@ func nameable(name string) bool {
 }
 
 // Address returns the worker's name if it is the HOST:PORT of the engine's requests. An IPv6 address is in brackets.
-func (t *Topic) Address() (string, bool) {
+func (t *topicName) Address() (string, bool) {
 	host, port, err := net.SplitHostPort(string(t.Worker))
 	if err != nil || host == "" || port == "" || strings.ContainsFunc(host, func(r rune) bool {
 		return r > unicode.MaxASCII || r == '/' || r == ' ' || r == '%' || r == '#' || r == '?'
@@ -56,9 +57,9 @@ func (t *Topic) Address() (string, bool) {
 	return string(t.Worker), true
 }
 
-// PayloadRank returns the data-parallel rank of a message of vLLM or SGLang, without decoding the events, or
-// false if the message has no rank or is unreadable. [Decoder] reads the same rank.
-func PayloadRank(payload []byte) (rank Rank, ok bool) {
+// payloadRank returns the data-parallel rank of a message of vLLM or SGLang, without decoding the events, or
+// false if the message has no rank or is unreadable. [events.Decoder] reads the same rank.
+func payloadRank(payload []byte) (rank events.Rank, ok bool) {
 	r := msgp.Reader{Data: payload}
 	if r.Next() == msgp.Map {
 		return mapRank(&r)
@@ -68,10 +69,10 @@ func PayloadRank(payload []byte) (rank Rank, ok bool) {
 		return 0, false
 	}
 	v, ok := r.Uint(math.MaxUint32)
-	return Rank(v), ok
+	return events.Rank(v), ok
 }
 
-func mapRank(r *msgp.Reader) (rank Rank, found bool) {
+func mapRank(r *msgp.Reader) (rank events.Rank, found bool) {
 	n, ok := r.Map()
 	for ; ok && n > 0; n-- {
 		key, isStr := r.Str()
@@ -80,7 +81,7 @@ func mapRank(r *msgp.Reader) (rank Rank, found bool) {
 		}
 		if k := string(key); k == "data_parallel_rank" || k == "attn_dp_rank" {
 			if v, is := r.Uint(math.MaxUint32); is {
-				rank, found = Rank(v), true
+				rank, found = events.Rank(v), true
 				continue
 			}
 		}
@@ -89,10 +90,10 @@ func mapRank(r *msgp.Reader) (rank Rank, found bool) {
 	return rank, found && ok
 }
 
-// PayloadBlockSize returns the size, in tokens, of the device blocks that a message of vLLM or SGLang announces, or 0
+// payloadBlockSize returns the size, in tokens, of the device blocks that a message of vLLM or SGLang announces, or 0
 // if it announces none.
-func PayloadBlockSize(payload []byte) uint32 {
-	d, err := NewDecoder(DecoderConfig{Engine: AnyEngine, BlockSize: 1})
+func payloadBlockSize(payload []byte) uint32 {
+	d, err := events.NewDecoder(events.DecoderConfig{Engine: events.AnyEngine, BlockSize: 1})
 	if err != nil {
 		return 0
 	}
@@ -100,10 +101,10 @@ func PayloadBlockSize(payload []byte) uint32 {
 	if err != nil {
 		return 0
 	}
-	if other, is := errors.AsType[*BlockSizeError](d.Diagnosis()); is {
+	if other, is := errors.AsType[*events.BlockSizeError](d.Diagnosis()); is {
 		return other.Got
 	}
-	if slices.ContainsFunc(m.Events, func(e Event) bool { return e.Kind == Stored }) {
+	if slices.ContainsFunc(m.Events, func(e events.Event) bool { return e.Kind == events.Stored }) {
 		return 1
 	}
 	return 0

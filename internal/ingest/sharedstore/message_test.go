@@ -1,4 +1,4 @@
-package events
+package sharedstore
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // storePayload is a message of Mooncake's KvEventPublisher with all fields.
@@ -28,14 +30,14 @@ func storePayload(t testing.TB, list ...map[string]any) []byte {
 }
 
 func TestReadStoreEvents(t *testing.T) {
-	got, err := ReadStoreEvents(storePayload(t,
+	got, err := readEvents(storePayload(t,
 		map[string]any{"event_type": "stored", "object_key": "a_0_k", "medium": "cpu", "tenant_id": "default"},
 		map[string]any{"event_type": "removed", "object_key": "a_0_k", "medium": "disk", "tenant_id": "b",
 			"new_field": map[string]any{"x": []int{1}}},
 		map[string]any{"event_type": "cleared", "medium": nil, "tenant_id": nil},
 	))
-	want := []StoreEvent{{Stored, "default", "a_0_k", "cpu"}, {Removed, "b", "a_0_k", "disk"},
-		{Cleared, "default", "", ""}}
+	want := []storeEvent{{events.Stored, "default", "a_0_k", "cpu"}, {events.Removed, "b", "a_0_k", "disk"},
+		{events.Cleared, "default", "", ""}}
 	if err != nil || !slices.Equal(slices.Collect(got), want) {
 		t.Errorf("%v", err)
 	}
@@ -50,31 +52,31 @@ func TestReadStoreEvents(t *testing.T) {
 		"cut off": storePayload(t, map[string]any{"event_type": "stored", "object_key": "a",
 			"medium": "cpu"})[:40],
 	} {
-		if got, err := ReadStoreEvents(payload); !errors.Is(err, ErrMalformed) || got != nil {
+		if got, err := readEvents(payload); !errors.Is(err, events.ErrMalformed) || got != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
 func TestStoreMessage(t *testing.T) {
-	for _, m := range []StoreMessage{
-		{Kind: StoreBatch, Session: 1<<64 - 1, Number: 1, Payload: []byte("payload")},
-		{Kind: StoreAlive, Session: 7, Number: 1 << 60, Payload: []byte{}},
-		{Kind: StoreLost, Session: 7, Payload: []byte{}},
+	for _, m := range []Message{
+		{Kind: Batch, Session: 1<<64 - 1, Number: 1, Payload: []byte("payload")},
+		{Kind: Alive, Session: 7, Number: 1 << 60, Payload: []byte{}},
+		{Kind: Lost, Session: 7, Payload: []byte{}},
 	} {
-		got, err := ReadStoreMessage(AppendStoreMessage(nil, &m))
+		got, err := readMessage(AppendMessage(nil, &m))
 		if err != nil || !reflect.DeepEqual(got, m) {
 			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
 	}
-	good := AppendStoreMessage(nil, &StoreMessage{Kind: StoreLost, Session: 7})
+	good := AppendMessage(nil, &Message{Kind: Lost, Session: 7})
 	good[0] = 2
-	if _, err := ReadStoreMessage(good); !errors.Is(err, ErrVersion) {
+	if _, err := readMessage(good); !errors.Is(err, events.ErrVersion) {
 		t.Errorf("a later version: %v", err)
 	}
-	for _, m := range []StoreMessage{{Kind: 0}, {Kind: 4}, {Kind: StoreAlive, Payload: []byte("x")},
-		{Kind: StoreBatch, Number: 1<<64 - 1}} {
-		if _, err := ReadStoreMessage(AppendStoreMessage(nil, &m)); !errors.Is(err, ErrMalformed) {
+	for _, m := range []Message{{Kind: 0}, {Kind: 4}, {Kind: Alive, Payload: []byte("x")},
+		{Kind: Batch, Number: 1<<64 - 1}} {
+		if _, err := readMessage(AppendMessage(nil, &m)); !errors.Is(err, events.ErrMalformed) {
 			t.Errorf("%+v: %v", m, err)
 		}
 	}
@@ -86,20 +88,20 @@ func FuzzStoreEvents(f *testing.F) {
 		map[string]any{"event_type": "cleared"}))
 	f.Add([]byte{0x93, 1, 0x91, 0x80, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		list, err := ReadStoreEvents(data)
-		if err != nil && (!errors.Is(err, ErrMalformed) || list != nil) {
+		list, err := readEvents(data)
+		if err != nil && (!errors.Is(err, events.ErrMalformed) || list != nil) {
 			t.Fatal(err)
 		}
 		if list == nil {
-			list = slices.Values[[]StoreEvent](nil)
+			list = slices.Values[[]storeEvent](nil)
 		}
 		for e := range list {
-			if e.Kind < Stored || e.Kind > Cleared || (e.Object == "") != (e.Kind == Cleared) {
+			if e.Kind < events.Stored || e.Kind > events.Cleared || (e.Object == "") != (e.Kind == events.Cleared) {
 				t.Fatalf("%+v", e)
 			}
 		}
-		if m, err := ReadStoreMessage(data); err == nil {
-			if again, err := ReadStoreMessage(AppendStoreMessage(nil, &m)); err != nil || !reflect.DeepEqual(m, again) {
+		if m, err := readMessage(data); err == nil {
+			if again, err := readMessage(AppendMessage(nil, &m)); err != nil || !reflect.DeepEqual(m, again) {
 				t.Fatalf("%+v became %+v, %v", m, again, err)
 			}
 		}

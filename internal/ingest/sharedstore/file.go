@@ -1,4 +1,4 @@
-package hicache
+package sharedstore
 
 import (
 	"context"
@@ -8,22 +8,24 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 )
 
-// Folder is a [Store] in a folder with a file for each object, such as SGLang's "file" storage backend. The folder must
-// be mounted on this host. A key is the name of the file without ".bin". Folder is safe for concurrent use.
+// Folder is a [hicache.Store] in a folder with a file for each object, such as SGLang's "file" storage backend. The
+// folder must be mounted on this host. A key is the name of the file without ".bin". Folder is safe for concurrent use.
 //
 // SGLang names the file of a page {hash}_{model}[_{tp rank}_{tp size}][_{pp size}_{pp rank}].bin. Only attention other
 // than MLA has the first pair of ranks; only several pipeline ranks have the second pair. Slashes in the model's name
 // become dashes (HiCacheFile in python/sglang/srt/mem_cache/hicache_storage.py of sgl-project/sglang).
-// [SGLang.FileKeys] returns the keys.
+// [hicache.SGLang.FileKeys] returns the keys.
 type Folder struct{ root string }
 
 // NewFolder returns the store of a folder. The folder may be created later.
 func NewFolder(path string) *Folder { return &Folder{filepath.Clean(path)} }
 
-func (f *Folder) Exists(ctx context.Context, keys []string) (present, known Bitmap, err error) {
-	present, known = NewBitmap(len(keys)), NewBitmap(len(keys))
+func (f *Folder) Exists(ctx context.Context, keys []string) (present, known hicache.Bitmap, err error) {
+	present, known = hicache.NewBitmap(len(keys)), hicache.NewBitmap(len(keys))
 	for i, key := range keys {
 		if i%64 == 0 && ctx.Err() != nil {
 			return present, known, errors.Join(err, ctx.Err())
@@ -48,24 +50,4 @@ func (f *Folder) Exists(ctx context.Context, keys []string) (present, known Bitm
 		}
 	}
 	return present, known, err
-}
-
-// FileKeys returns the names of the pages' files in the folder of the file backend. s must have passed Check.
-func (s *SGLang) FileKeys(pages []PageHash) PageKeys {
-	model := strings.ReplaceAll(s.ModelName, "/", "-")
-	var ends []string
-	for pp := range s.PPSize {
-		pipeline := ""
-		if s.PPSize > 1 {
-			pipeline = fmt.Sprintf("_%d_%d", s.PPSize, pp)
-		}
-		if s.IsMLA {
-			ends = append(ends, "_"+model+pipeline)
-			continue
-		}
-		for tp := range s.TPSize {
-			ends = append(ends, fmt.Sprintf("_%s_%d_%d%s", model, tp, s.TPSize, pipeline))
-		}
-	}
-	return pageKeys("", pages, ends)
 }

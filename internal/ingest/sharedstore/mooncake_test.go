@@ -1,4 +1,4 @@
-package hicache
+package sharedstore
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/testkit"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/tools/mastersim"
 )
 
@@ -301,8 +302,8 @@ func TestMooncakeAddress(t *testing.T) {
 		"a/b?x": "!", "a/b:1": "!", "a?x:1": "!", "a#x": "!", "u:p@a:1": "!", "http://a:1": "!", "a b": "!", "a\r\nb:1": "!",
 		"fe80::1%eth0": "!", "[fe80::1%eth0]:1": "!", "a:x": "!", "a:1:2": "!", "k8s://a/b": "!", "/etc/passwd": "!",
 	} {
-		for _, c := range []Config{{VLLM: &VLLM{Master: Master{Address: address}}},
-			{SGLang: &SGLang{Backend: "mooncake", Master: Master{Address: address}}}} {
+		for _, c := range []hicache.Config{{VLLM: &hicache.VLLM{Master: hicache.Master{Address: address}}},
+			{SGLang: &hicache.SGLang{Backend: "mooncake", Master: hicache.Master{Address: address}}}} {
 			if err := c.CheckMaster(); (err != nil) != (want == "!") || err == nil && c.Where() != want ||
 				err != nil && c.Where() != "" {
 				t.Errorf("%q is at %q, %v; want %q", address, c.Where(), err, want)

@@ -1,4 +1,4 @@
-package events
+package source
 
 import (
 	"strings"
@@ -6,36 +6,38 @@ import (
 	"unicode"
 
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // TestParseTopic: valid and invalid topics in the form of llm-d and KServe.
 func TestParseTopic(t *testing.T) {
 	for text, want := range map[string]struct {
-		Topic
+		topicName
 		address string
 	}{
-		"kv@10.0.0.1:8000@org/m":           {Topic{"10.0.0.1:8000", "org/m"}, "10.0.0.1:8000"},
-		"kv@10.0.0.1@m":                    {Topic{"10.0.0.1", "m"}, ""},
-		"kv@pod-7@m":                       {Topic{"pod-7", "m"}, ""},
-		"kv@[fd00::1]:8000@m":              {Topic{"[fd00::1]:8000", "m"}, "[fd00::1]:8000"},
-		"kv@fd00::1@m":                     {Topic{"fd00::1", "m"}, ""},
-		"kv@10.0.0.1:8000@m@rev@2":         {Topic{"10.0.0.1:8000", "m@rev@2"}, "10.0.0.1:8000"},
-		"kv@10.0.0.1:8000":                 {Topic{"10.0.0.1:8000", ""}, "10.0.0.1:8000"},
-		"kv@host/x:80@m":                   {Topic{"host/x:80", "m"}, ""},
-		"kv@host:http@m":                   {Topic{"host:http", "m"}, ""},
-		"kv@模型 a:1@模型":                     {Topic{"模型 a:1", "模型"}, ""},
-		"kv@a@" + strings.Repeat("m", 255): {Topic{"a", strings.Repeat("m", 255)}, ""},
+		"kv@10.0.0.1:8000@org/m":           {topicName{"10.0.0.1:8000", "org/m"}, "10.0.0.1:8000"},
+		"kv@10.0.0.1@m":                    {topicName{"10.0.0.1", "m"}, ""},
+		"kv@pod-7@m":                       {topicName{"pod-7", "m"}, ""},
+		"kv@[fd00::1]:8000@m":              {topicName{"[fd00::1]:8000", "m"}, "[fd00::1]:8000"},
+		"kv@fd00::1@m":                     {topicName{"fd00::1", "m"}, ""},
+		"kv@10.0.0.1:8000@m@rev@2":         {topicName{"10.0.0.1:8000", "m@rev@2"}, "10.0.0.1:8000"},
+		"kv@10.0.0.1:8000":                 {topicName{"10.0.0.1:8000", ""}, "10.0.0.1:8000"},
+		"kv@host/x:80@m":                   {topicName{"host/x:80", "m"}, ""},
+		"kv@host:http@m":                   {topicName{"host:http", "m"}, ""},
+		"kv@模型 a:1@模型":                     {topicName{"模型 a:1", "模型"}, ""},
+		"kv@a@" + strings.Repeat("m", 255): {topicName{"a", strings.Repeat("m", 255)}, ""},
 	} {
-		got, ok := ParseTopic(text)
+		got, ok := parseTopic(text)
 		address, _ := got.Address()
-		if !ok || got != want.Topic || address != want.address {
+		if !ok || got != want.topicName || address != want.address {
 			t.Errorf("%q: %+v, %v, %q", text, got, ok, address)
 		}
 	}
 	for _, text := range []string{"", "kv", "kv@", "kv@@m", "kv@a@", "kv-events", "KV@a@m", "a@kv@b", "kv@a\n@m",
 		"kv@a@m\x00", "kv@\xff@m", "kv@\u202ea@m", "kv@" + strings.Repeat("a", 256) + "@m",
 		"kv@a@" + strings.Repeat("m", 256)} {
-		if got, ok := ParseTopic(text); ok {
+		if got, ok := parseTopic(text); ok {
 			t.Errorf("%q: %+v", text, got)
 		}
 	}
@@ -57,13 +59,14 @@ func TestPayloadBlockSize(t *testing.T) {
 	}{
 		{message("BlockStored", []uint64{1, 2}, nil, tokens, 32, nil, "GPU"), 32},
 		{message("BlockStored", []uint64{1}, nil, tokens[:1], 1, nil, "GPU"), 1},
-		{message("BlockStored", []uint64{1}, nil, make([]uint32, MaxBlockSize), MaxBlockSize, nil, "GPU"), MaxBlockSize},
+		{message("BlockStored", []uint64{1}, nil, make([]uint32, events.MaxBlockSize), events.MaxBlockSize, nil, "GPU"),
+			events.MaxBlockSize},
 		{message("BlockStored", []uint64{1}, nil, tokens, 0, nil, "GPU"), 0},
 		{message("BlockRemoved", []uint64{1}, "GPU"), 0},
 		{message("AllBlocksCleared"), 0},
 		{[]byte{0xc1}, 0},
 	} {
-		if got := PayloadBlockSize(c.payload); got != c.want {
+		if got := payloadBlockSize(c.payload); got != c.want {
 			t.Errorf("%x: %d, want %d", c.payload, got, c.want)
 		}
 	}
@@ -74,9 +77,9 @@ func FuzzTopic(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		got, ok := ParseTopic(text)
+		got, ok := parseTopic(text)
 		if !ok {
-			if got != (Topic{}) {
+			if got != (topicName{}) {
 				t.Fatalf("refused, and %+v", got)
 			}
 			return
@@ -106,13 +109,13 @@ func FuzzPayloadRank(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
-		d, err := NewDecoder(DecoderConfig{Engine: AnyEngine, BlockSize: 16})
+		d, err := events.NewDecoder(events.DecoderConfig{Engine: events.AnyEngine, BlockSize: 16})
 		if err != nil {
 			t.Fatal(err)
 		}
 		m, err := d.Decode(payload)
-		rank, ok := PayloadRank(payload)
-		PayloadBlockSize(payload)
+		rank, ok := payloadRank(payload)
+		payloadBlockSize(payload)
 		if err == nil && (ok != m.HasRank || ok && rank != m.Rank) {
 			t.Fatalf("rank %d, %v; the decoder reads %d, %v", rank, ok, m.Rank, m.HasRank)
 		}
