@@ -207,13 +207,7 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 	case fieldBlockHashes:
 		d.readBlocks(r)
 	case fieldParent:
-		if e.hasParent = !r.Null(); e.hasParent {
-			var ok bool
-			if e.parent, ok = d.readHash(r); !ok {
-				e.passStored(skipHash)
-				r.Skip()
-			}
-		}
+		d.readParent(r)
 	case fieldTokens:
 		d.readTokens(r)
 	case fieldBlockSize:
@@ -266,16 +260,32 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 			d.ignore(r)
 		}
 	case fieldLocality:
-		if r.Null() {
-			return
-		}
-		where, ok := r.Str()
-		if !ok {
+		d.readLocality(r)
+	}
+}
+
+func (d *Decoder) readParent(r *msgp.Reader) {
+	e := &d.raw
+	if e.hasParent = !r.Null(); e.hasParent {
+		var ok bool
+		if e.parent, ok = d.readHash(r); !ok {
+			e.passStored(skipHash)
 			r.Skip()
 		}
-		if !bytes.EqualFold(where, local) {
-			e.pass(skipRemote)
-		}
+	}
+}
+
+// readLocality passes an event about blocks outside the engine's host.
+func (d *Decoder) readLocality(r *msgp.Reader) {
+	if r.Null() {
+		return
+	}
+	where, ok := r.Str()
+	if !ok {
+		r.Skip()
+	}
+	if !bytes.EqualFold(where, local) {
+		d.raw.pass(skipRemote)
 	}
 }
 

@@ -254,59 +254,8 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Patience)
 	defer cancel()
 	begun := c.cfg.Now()
-	type page struct {
-		run, bit int
-		keys     []string
-	}
-	asked := 0
-	for r := range todo {
-		asked += bits.OnesCount64(todo[r].mask)
-	}
-	pages, first := make([]page, 0, asked), make([]string, 0, asked)
-	for r, a := range todo {
-		for rest := a.mask; rest != 0; rest &= rest - 1 {
-			bit := bits.TrailingZeros64(rest)
-			at := (a.first + bit - a.from) * a.names.PerPage
-			keys := a.names.Keys[at : at+a.names.PerPage]
-			pages, first = append(pages, page{r, bit, keys}), append(first, keys[0])
-		}
-	}
-	present, known, err := c.store.Exists(ctx, first)
-	var more []string // keys of pages with a present first object
-	for i, p := range pages {
-		if present.Get(i) && known.Get(i) {
-			more = append(more, p.keys[1:]...)
-		}
-	}
-	var presentMore, knownMore Bitmap
-	if len(more) > 0 {
-		var failed error
-		if presentMore, knownMore, failed = c.store.Exists(ctx, more); err == nil {
-			err = failed
-		}
-	}
-	found := make([]cachedRun, len(todo)) // answers of this request
-	at := 0                               // position in more
-	for i, p := range pages {
-		ok, sure := present.Get(i), known.Get(i)
-		if ok && sure {
-			for k := at; k < at+len(p.keys)-1; k++ {
-				if !knownMore.Get(k) {
-					sure = false
-				} else if !presentMore.Get(k) {
-					ok, sure = false, true
-					break
-				}
-			}
-			at += len(p.keys) - 1
-		}
-		if r := &found[p.run]; sure {
-			r.known |= 1 << p.bit
-			if ok {
-				r.present |= 1 << p.bit
-			}
-		}
-	}
+	pages, first := askedPages(todo)
+	found, err := c.find(ctx, pages, first, len(todo))
 	f.err = err
 	c.mu.Lock()
 	if err != nil {
@@ -336,4 +285,70 @@ func (c *Cache) request(f *flight, todo []ask, epoch uint64) {
 		}
 	}
 	c.mu.Unlock()
+}
+
+// askedPage is a page of a request to the store.
+type askedPage struct {
+	run, bit int // the run in the request, and the page in the run
+	keys     []string
+}
+
+// askedPages returns the pages of a request, and the first key of each page.
+func askedPages(todo []ask) (pages []askedPage, first []string) {
+	asked := 0
+	for r := range todo {
+		asked += bits.OnesCount64(todo[r].mask)
+	}
+	pages, first = make([]askedPage, 0, asked), make([]string, 0, asked)
+	for r, a := range todo {
+		for rest := a.mask; rest != 0; rest &= rest - 1 {
+			bit := bits.TrailingZeros64(rest)
+			at := (a.first + bit - a.from) * a.names.PerPage
+			keys := a.names.Keys[at : at+a.names.PerPage]
+			pages, first = append(pages, askedPage{r, bit, keys}), append(first, keys[0])
+		}
+	}
+	return pages, first
+}
+
+// find asks the store for the first keys of the pages, and then for the other keys of the pages with a present first
+// object. It returns the answers for each of the runs.
+func (c *Cache) find(ctx context.Context, pages []askedPage, first []string, runs int) ([]cachedRun, error) {
+	present, known, err := c.store.Exists(ctx, first)
+	var more []string // keys of pages with a present first object
+	for i, p := range pages {
+		if present.Get(i) && known.Get(i) {
+			more = append(more, p.keys[1:]...)
+		}
+	}
+	var presentMore, knownMore Bitmap
+	if len(more) > 0 {
+		var failed error
+		if presentMore, knownMore, failed = c.store.Exists(ctx, more); err == nil {
+			err = failed
+		}
+	}
+	found := make([]cachedRun, runs)
+	at := 0 // position in more
+	for i, p := range pages {
+		ok, sure := present.Get(i), known.Get(i)
+		if ok && sure {
+			for k := at; k < at+len(p.keys)-1; k++ {
+				if !knownMore.Get(k) {
+					sure = false
+				} else if !presentMore.Get(k) {
+					ok, sure = false, true
+					break
+				}
+			}
+			at += len(p.keys) - 1
+		}
+		if r := &found[p.run]; sure {
+			r.known |= 1 << p.bit
+			if ok {
+				r.present |= 1 << p.bit
+			}
+		}
+	}
+	return found, err
 }

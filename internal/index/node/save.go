@@ -198,17 +198,9 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		return info, fmt.Errorf("look at the log: %w", err)
 	}
 	log := describeLog(n.cfg.Namespace, stream)
-	part := n.parts[p]
-	part.mu.Lock()
-	s, ok := part.phase.(*serving)
-	if !ok {
-		part.mu.Unlock()
-		return info, errors.New("the partition is not restored and caught up")
-	}
-	runIndex, same := s.saved.runIndex, s.epoch == stream.Epoch
-	part.mu.Unlock()
-	if !same {
-		return info, errOtherLog
+	runIndex, err := n.parts[p].savedRuns(stream.Epoch)
+	if err != nil {
+		return info, err
 	}
 	var c *capture
 	if err := n.do(ctx, p, func(m *Machine) { c = m.capture(p) }); err != nil {
@@ -267,6 +259,20 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		})
 	})
 	return info, n.cleanUp(ctx, p, plan.After(manifest, bucket.seen.Keys), stream.Epoch, revision)
+}
+
+// savedRuns returns the run index of the last snapshot of a serving partition. The log must have the epoch.
+func (p *runner) savedRuns(epoch jetstream.Epoch) (*snapshot.RunIndex, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.phase.(*serving)
+	switch {
+	case !ok:
+		return nil, errors.New("the partition is not restored and caught up")
+	case s.epoch != epoch:
+		return nil, errOtherLog
+	}
+	return s.saved.runIndex, nil
 }
 
 // reaches checks that the log still has the last applied message, and records the log's growth in log. If the end of

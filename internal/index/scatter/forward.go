@@ -58,13 +58,18 @@ const (
 	overtaken                  // the origin answers; a report only updates the finisher's reply time
 )
 
+// forwardable reports whether a query has only fields that a finisher can serve.
+func forwardable(q *api.Query) bool {
+	return !q.Explain && !q.Diagnostic && !q.WithEngineHashes && !q.Raw && q.Text == nil && q.Ranks == nil &&
+		q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint && q.Hashed == nil && q.Partitions == nil &&
+		len(q.MinSeq) == 0
+}
+
 // Forward prepares a query for a node with all partitions that this node lacks. The result is nil if the query must be
 // answered here ([Scatter.Find]): no suitable node is known, this node's share is incomplete, or the shared store must
 // be queried. contentType is the content type of the answer.
 func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query) *Forward {
-	if s.cfg.Forward == nil || q.Explain || q.Diagnostic || q.WithEngineHashes || q.Raw || q.Text != nil ||
-		q.Ranks != nil || q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Hashed != nil || q.Partitions != nil ||
-		len(q.MinSeq) > 0 {
+	if s.cfg.Forward == nil || !forwardable(q) {
 		return nil
 	}
 	view, now := s.cfg.View(), s.now()
@@ -82,17 +87,9 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 	if left < 10*reportWithin { // this node might give up before the report arrives
 		return nil
 	}
-	var own []events.Partition
-	var lacking []Wanted
-	for _, w := range wanted {
-		switch {
-		case s.keeps(w.Serving, w.Fit):
-			own = append(own, w.Partition)
-		case !view.MayServe(w.Partition, q.Model): // the model may be unknown here, and all nodes are needed
-			return nil
-		default:
-			lacking = append(lacking, w)
-		}
+	own, lacking, ok := s.divide(view, wanted, q.Model)
+	if !ok {
+		return nil
 	}
 	f := &Forward{s: s, ctx: ctx, node: s.finisher(view, lacking, now), lacking: len(lacking)}
 	if f.node == "" || !s.forwards.room() {
@@ -142,6 +139,22 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 		return nil
 	}
 	return f
+}
+
+// divide returns the partitions that this node has, and the partitions that it lacks. It returns false if no node may
+// serve a partition: the model may be unknown here, and all nodes are needed.
+func (s *Scatter) divide(view View, wanted []Wanted, model string) (own []events.Partition, lacking []Wanted, ok bool) {
+	for _, w := range wanted {
+		switch {
+		case s.keeps(w.Serving, w.Fit):
+			own = append(own, w.Partition)
+		case !view.MayServe(w.Partition, model):
+			return nil, nil, false
+		default:
+			lacking = append(lacking, w)
+		}
+	}
+	return own, lacking, true
 }
 
 // finisher returns a finisher: a fit node of one of the missing partitions, in turn, that is fit for all missing

@@ -30,11 +30,7 @@ func judgeNodes(f *Facts) (list []Finding) {
 	quiet := map[string]bool{} // problems and warnings of any node that judgeSource reports
 	for _, n := range f.Nodes.Nodes {
 		if n.Status == nil {
-			evidence, _, _ := strings.Cut(n.Error, survey.RemedyMark)
-			list = append(list, finding(Error, nodeSilent, "node "+n.Node, "the node does not answer", evidence,
-				"start "+f.serve()+namespaceFlag(f.Namespace)+" --node-id "+escape.Shell(n.Node)+
-					" again, with the node's other flags; if it was removed for good, wait: "+
-					"the record is deleted ten minutes after the end"))
+			list = append(list, judgeSilent(f, n.Node, n.Error))
 			continue
 		}
 		s := n.Status
@@ -67,20 +63,8 @@ func judgeNodes(f *Facts) (list []Finding) {
 			}
 		}
 	}
-	reported := func(from survey.Problems, severity Severity, id Fault, what string) {
-		for _, p := range from {
-			if judgedElsewhere(p.What) {
-				continue
-			}
-			found := finding(severity, id, p.Where(), what, p.Summary(), cmp.Or(p.Remedy,
-				"see indexer status --node "+escape.Shell(p.Nodes[0])))
-			found.storage = ofStorage(p.What)
-			found.rank = rankIn(p.What)
-			list = append(list, found)
-		}
-	}
-	reported(problems, Error, nodeProblem, "the node reports a problem")
-	reported(warnings, Warning, nodeWarning, "the node warns")
+	list = append(list, judgeReported(problems, Error, nodeProblem, "the node reports a problem")...)
+	list = append(list, judgeReported(warnings, Warning, nodeWarning, "the node warns")...)
 	list = append(list, claims...)
 	if unserved.Len() > 0 {
 		list = append(list, finding(Error, partitionsUnserved, f.Namespace, "partitions are served by no node",
@@ -98,6 +82,30 @@ func judgeNodes(f *Facts) (list []Finding) {
 		if n.Status != nil && n.Status.Cluster != nil {
 			return append(list, judgeZones(f.Namespace, n.Status.Cluster)...) // every node lists all other nodes
 		}
+	}
+	return list
+}
+
+// judgeSilent reports a node without an answer.
+func judgeSilent(f *Facts, node, failure string) Finding {
+	evidence, _, _ := strings.Cut(failure, survey.RemedyMark)
+	return finding(Error, nodeSilent, "node "+node, "the node does not answer", evidence,
+		"start "+f.serve()+namespaceFlag(f.Namespace)+" --node-id "+escape.Shell(node)+
+			" again, with the node's other flags; if it was removed for good, wait: "+
+			"the record is deleted ten minutes after the end")
+}
+
+// judgeReported reports the problems or warnings of nodes, without those that other judges report.
+func judgeReported(from survey.Problems, severity Severity, id Fault, what string) (list []Finding) {
+	for _, p := range from {
+		if judgedElsewhere(p.What) {
+			continue
+		}
+		found := finding(severity, id, p.Where(), what, p.Summary(), cmp.Or(p.Remedy,
+			"see indexer status --node "+escape.Shell(p.Nodes[0])))
+		found.storage = ofStorage(p.What)
+		found.rank = rankIn(p.What)
+		list = append(list, found)
 	}
 	return list
 }
