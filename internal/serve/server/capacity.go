@@ -50,6 +50,12 @@ func (s *Server) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequ
 	return out, nil
 }
 
+// capacityPart has the samples of a node, with the decoded references.
+type capacityPart struct {
+	*api.CapacitySamples
+	refs []capacity.Ref
+}
+
 // Capacity returns the hit rates of a model from the samples of all nodes.
 func (s *Server) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Capacity, error) {
 	if err := s.named(&r.Model); err != nil {
@@ -64,37 +70,29 @@ func (s *Server) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Cap
 	}
 	names := s.nodes()
 	q := &api.CapacitySamplesRequest{Model: r.Model, Most: uint32(max(1, api.MaxCapacitySamples/max(1, len(names))))}
-	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
-	defer cancel()
-	parts, failed := onAll(names, func(name string) (*api.CapacitySamples, error) {
-		if name == s.ID {
-			return s.CapacitySamples(asking, q)
-		}
-		other, err := s.peer(name)
-		if err != nil {
-			return nil, err
-		}
-		return other.CapacitySamples(asking, q)
-	})
-	var all []*capacity.Samples
-	var missing, heard, disabled []string
-	dropped := uint64(0)
-	for i, part := range parts {
-		if failed[i] == nil {
-			var refs []capacity.Ref
-			if refs, failed[i] = capacity.Decode(part.Refs); failed[i] == nil && part.BlockSize != 0 {
-				all = append(all, &capacity.Samples{BlockSize: part.BlockSize, Below: funnel.Name(part.Below), Refs: refs,
-					Workers: part.Workers, Skipped: part.Skipped})
+	parts, missing, err := fromNodes(ctx, s, names,
+		func(ctx context.Context, n oneNode, _ string) (part capacityPart, err error) {
+			if part.CapacitySamples, err = n.CapacitySamples(ctx, q); err == nil {
+				part.refs, err = capacity.Decode(part.Refs)
 			}
+			return part, err
+		})
+	if err != nil {
+		return nil, err
+	}
+	var all []*capacity.Samples
+	var answered, disabled []string
+	dropped := uint64(0)
+	for _, p := range parts {
+		part := p.answer
+		if part.BlockSize != 0 {
+			all = append(all, &capacity.Samples{BlockSize: part.BlockSize, Below: funnel.Name(part.Below), Refs: part.refs,
+				Workers: part.Workers, Skipped: part.Skipped})
 		}
-		switch {
-		case failed[i] != nil:
-			missing = append(missing, names[i])
-			continue
-		case part.Disabled:
-			disabled = append(disabled, names[i])
+		if part.Disabled {
+			disabled = append(disabled, p.node)
 		}
-		heard = append(heard, names[i])
+		answered = append(answered, p.node)
 		dropped += part.Dropped
 	}
 	if len(all) == 0 && len(missing) == 0 && len(s.registry.Pool(r.Model).Ranks) == 0 &&
@@ -102,7 +100,7 @@ func (s *Server) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Cap
 		return nil, unknownModel(r.Model)
 	}
 	out := capacity.Report(r.Model, capacity.Compute(all, workers), sizes)
-	out.Nodes, out.Missing, out.Dropped = heard, missing, dropped
+	out.Nodes, out.Missing, out.Dropped = answered, missing, dropped
 	out.Disabled = append(out.Disabled, disabled...)
 	return out, nil
 }

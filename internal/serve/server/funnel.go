@@ -23,29 +23,25 @@ func (s *Server) newFunnel() *funnel.Tracker {
 		Requested:  s.requestedHook(),
 		Claimed:    s.registry.Claimed,
 		BlockSizes: func(model string) []uint32 { return s.node.BlockSizes(model) },
-		Peers: func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int) {
-			replies, failed := s.askOthers(func(name string) (*api.BlockHistory, error) {
-				other, err := s.peer(name)
-				if err != nil {
-					return nil, err
-				}
-				return other.BlockHistory(ctx, q)
-			})
-			for i := range replies {
-				if failed[i] != nil {
-					unheard++
-				} else {
-					answers = append(answers, replies[i])
-				}
-			}
-			return answers, unheard
-		},
+		Peers:      s.blockHistories,
 	})
 }
 
-// askOthers queries all other nodes concurrently.
-func (s *Server) askOthers(ask func(name string) (*api.BlockHistory, error)) ([]*api.BlockHistory, []error) {
-	return onAll(s.otherNodes(), ask)
+// blockHistories returns the histories of the other nodes, and the number of nodes without an answer. It waits until
+// ctx ends.
+func (s *Server) blockHistories(ctx context.Context, q *api.BlockHistoryRequest) (list []*api.BlockHistory,
+	unheard int) {
+	names := s.otherNodes()
+	replies, missing, err := partly(names, func(name string) (*api.BlockHistory, error) {
+		return onNode(s, name, func(n oneNode) (*api.BlockHistory, error) { return n.BlockHistory(ctx, q) })
+	})
+	if err != nil {
+		return nil, len(names)
+	}
+	for _, r := range replies {
+		list = append(list, r.answer)
+	}
+	return list, len(missing)
 }
 
 func (s *Server) otherNodes() []string {
@@ -226,23 +222,15 @@ func (s *Server) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel,
 	if err != nil {
 		return nil, api.AsError(err)
 	}
-	names := s.otherNodes()
-	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
-	defer cancel()
-	parts, failed := onAll(names, func(name string) (*api.Funnel, error) {
-		other, err := s.peer(name)
-		if err != nil {
-			return nil, err
-		}
-		return other.Funnel(asking, r)
-	})
-	for i, part := range parts {
-		if failed[i] != nil {
-			sum.Missing = append(sum.Missing, names[i])
-		} else {
-			funnel.Merge(sum, part)
-		}
+	parts, missing, err := fromNodes(ctx, s, s.otherNodes(),
+		func(ctx context.Context, n oneNode, _ string) (*api.Funnel, error) { return n.Funnel(ctx, r) })
+	if err != nil {
+		return nil, err
 	}
+	for _, part := range parts {
+		funnel.Merge(sum, part.answer)
+	}
+	sum.Missing = append(sum.Missing, missing...)
 	if sum.Requests == 0 && len(sum.Missing) == 0 && len(s.registry.Pool(r.Model).Ranks) == 0 &&
 		len(s.node.BlockSizes(r.Model)) == 0 {
 		return nil, unknownModel(r.Model)
@@ -274,22 +262,15 @@ func (s *Server) Recorded(ctx context.Context, q *api.RecordedRequest) (*api.Rec
 	if err != nil {
 		return nil, api.AsError(err)
 	}
-	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
-	defer cancel()
-	parts, failed := onAll(names, func(name string) (*api.RecordedList, error) {
-		other, err := s.peer(name)
-		if err != nil {
-			return nil, err
-		}
-		return other.Recorded(asking, q)
-	})
-	for i, part := range parts {
-		if failed[i] != nil {
-			all.Missing = append(all.Missing, names[i])
-		} else {
-			funnel.MergeRecorded(all, part, q)
-		}
+	parts, missing, err := fromNodes(ctx, s, names,
+		func(ctx context.Context, n oneNode, _ string) (*api.RecordedList, error) { return n.Recorded(ctx, q) })
+	if err != nil {
+		return nil, err
 	}
+	for _, part := range parts {
+		funnel.MergeRecorded(all, part.answer, q)
+	}
+	all.Missing = append(all.Missing, missing...)
 	switch {
 	case q.ID == "" || len(all.Requests) > 0:
 		return all, nil
@@ -313,28 +294,22 @@ func (s *Server) Report(ctx context.Context, r *api.Report) error {
 	if err != nil || known {
 		return err
 	}
-	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
-	defer cancel()
-	names := s.otherNodes()
-	_, failed := onAll(names, func(name string) (struct{}, error) {
-		other, err := s.peer(name)
-		if err == nil {
-			err = other.Report(asking, r)
-		}
-		return struct{}{}, err
-	})
-	unheard := []string{}
-	for i, err := range failed {
-		if err == nil {
-			return nil
-		}
-		if api.AsError(err).Code != api.CodeUnknownRequest {
-			unheard = append(unheard, names[i])
-		}
-	}
-	if len(unheard) > 0 {
+	replies, missing, err := fromNodes(ctx, s, s.otherNodes(),
+		func(ctx context.Context, n oneNode, _ string) (known bool, err error) {
+			err = n.Report(ctx, r)
+			if err != nil && api.AsError(err).Code == api.CodeUnknownRequest {
+				return false, nil
+			}
+			return err == nil, err
+		})
+	switch {
+	case err != nil:
+		return err
+	case slices.ContainsFunc(replies, func(r reply[bool]) bool { return r.answer }):
+		return nil
+	case len(missing) > 0:
 		return api.Errorf(api.CodeUnavailable, "nodes %q do not answer; the others have chosen no worker for request %.100q",
-			unheard, r.RequestID)
+			missing, r.RequestID)
 	}
 	return unknownReport(r)
 }

@@ -264,14 +264,7 @@ func (s *Server) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status
 
 // verifyOf requests the checksums of a node.
 func (s *Server) verifyOf(ctx context.Context, name string, at []api.PartitionSeq) (*api.Status, error) {
-	if name == s.ID {
-		return s.node.Verify(ctx, at)
-	}
-	other, err := s.peer(name)
-	if err != nil {
-		return nil, err
-	}
-	return other.Verify(ctx, at)
+	return onNode(s, name, func(n oneNode) (*api.Status, error) { return n.Verify(ctx, at) })
 }
 
 // Snapshot writes the snapshots of all partitions, on the writing node of every partition. An error of another node
@@ -285,12 +278,5 @@ func (s *Server) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 
 // snapshotOf writes a node's own snapshots.
 func (s *Server) snapshotOf(ctx context.Context, name string) (*api.SnapshotList, error) {
-	if name == s.ID {
-		return s.node.Snapshot(ctx)
-	}
-	other, err := s.peer(name)
-	if err != nil {
-		return nil, err
-	}
-	return other.Snapshot(ctx)
+	return onNode(s, name, func(n oneNode) (*api.SnapshotList, error) { return n.Snapshot(ctx) })
 }

@@ -168,23 +168,22 @@ func (g *gathering) gather() error {
 	}
 	for range prefixRounds {
 		share, names := g.shares()
-		answers, failed := onAll(names, func(name string) (*api.PrefixTree, error) {
+		replies, missing, err := partly(names, func(name string) (*api.PrefixTree, error) {
 			a, err := g.ask(name, share[name])
 			if err == nil && !a.Complete && len(a.Missing) == 0 {
 				err = api.Errorf(api.CodeUnavailable, "node %s is of a version that does not divide its tree", name)
 			}
 			return a, err
 		})
-		for i, name := range names {
-			if failed[i] != nil {
-				if e := api.AsError(failed[i]); e.Code == api.CodeBlockSizeMismatch {
-					return e
-				}
-				g.failed = append(g.failed, name)
-				g.open = append(g.open, share[name]...)
-				continue
-			}
-			a := answers[i]
+		if err != nil {
+			return err
+		}
+		for _, name := range missing {
+			g.failed = append(g.failed, name)
+			g.open = append(g.open, share[name]...)
+		}
+		for _, r := range replies {
+			a := r.answer
 			if a.BlockSize != 0 && g.size != 0 && a.BlockSize != g.size {
 				return api.Errorf(api.CodeBlockSizeMismatch,
 					"workers serve %q with different block sizes, %d and %d among them; the request must name one", g.model,

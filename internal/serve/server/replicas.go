@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
@@ -28,13 +27,12 @@ func snapshotAll(ctx context.Context, partitions uint32, nodes func() []string,
 				return nil, ctx.Err()
 			}
 		}
-		names := nodes()
-		lists, failed := onAll(names, func(node string) (*api.SnapshotList, error) { return write(ctx, node) })
-		for i, list := range lists {
-			if failed[i] != nil {
-				return nil, ofNode(names[i], "", failed[i])
-			}
-			for _, s := range list.Snapshots {
+		lists, err := wholly(nodes(), "", func(node string) (*api.SnapshotList, error) { return write(ctx, node) })
+		if err != nil {
+			return nil, err
+		}
+		for _, list := range lists {
+			for _, s := range list.answer.Snapshots {
 				if s.Generation >= written[s.Partition].Generation { // two nodes may have written the partition
 					written[s.Partition] = s
 				}
@@ -55,23 +53,6 @@ func snapshotAll(ctx context.Context, partitions uint32, nodes func() []string,
 	return list, nil
 }
 
-// onAll does something for all nodes at the same time.
-func onAll[T any](nodes []string, do func(node string) (T, error)) (results []T, failed []error) {
-	results, failed = make([]T, len(nodes)), make([]error, len(nodes))
-	var all sync.WaitGroup
-	for i, node := range nodes {
-		all.Go(func() { results[i], failed[i] = do(node) })
-	}
-	all.Wait()
-	return results, failed
-}
-
-// ofNode adds the name of the node to an error.
-func ofNode(name, what string, err error) error {
-	e := api.AsError(err)
-	return api.Errorf(e.Code, "node %s%s: %s", name, what, e.Message)
-}
-
 // verifyRounds is the number of attempts to get the checksums of a partition's replicas at the same position. Every
 // round requests a later position, so that a position is ahead of the log's growth during the requests.
 const verifyRounds = 6
@@ -83,14 +64,15 @@ func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Co
 	open := map[events.Partition]bool{} // seen but incomplete partitions
 	var at []api.PartitionSeq
 	for round := range verifyRounds {
-		answers, failed := onAll(nodes, func(node string) (*api.Status, error) { return ask(ctx, node, at) })
+		answers, err := wholly(nodes, " cannot be compared",
+			func(node string) (*api.Status, error) { return ask(ctx, node, at) })
+		if err != nil {
+			return nil, err
+		}
 		found := map[events.Partition]*api.PartitionReplicas{}
 		last := map[events.Partition]events.StreamSeq{}
-		for i, s := range answers {
-			if failed[i] != nil {
-				return nil, ofNode(nodes[i], " cannot be compared", failed[i])
-			}
-			for _, p := range s.Partitions {
+		for _, s := range answers {
+			for _, p := range s.answer.Partitions {
 				if !open[p.Partition] && round > 0 || !p.State.Serves() {
 					continue
 				}
@@ -99,7 +81,7 @@ func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Co
 					r = &api.PartitionReplicas{Partition: p.Partition, Equal: true}
 					found[p.Partition] = r
 				}
-				r.Replicas = append(r.Replicas, api.ReplicaSum{Node: nodes[i], Seq: p.Seq, Checksum: p.Checksum})
+				r.Replicas = append(r.Replicas, api.ReplicaSum{Node: s.node, Seq: p.Seq, Checksum: p.Checksum})
 				last[p.Partition] = max(last[p.Partition], p.Seq, p.LogLast)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/index/sole"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // demandWindow is the time of the requests that stand for the demand.
@@ -19,9 +20,6 @@ const demandWindow = time.Hour
 
 // longestKept is the number of workers with the longest prefixes of a request that a part has.
 const longestKept = 32
-
-// usualRate is the speed of a prefill without measurements, in tokens per millisecond, as in package routing.
-const usualRate = 10
 
 // RemovalPart returns the blocks of some partitions by holder, and the demand for blocks on this node.
 func (s *Server) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error) {
@@ -87,38 +85,28 @@ func (s *Server) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.
 	}
 	out := &api.RemovalOrder{Model: named.Model, Workers: []api.RemovalCost{}}
 	share := s.sharePartitions(out)
-	names := s.nodes()
-	asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
-	defer cancel()
-	parts, failed := onAll(names, func(name string) (*api.RemovalPart, error) {
-		part := named
-		part.Partitions = share[name]
-		if name == s.ID {
-			return s.RemovalPart(asking, &part)
-		}
-		other, err := s.peer(name)
-		if err != nil {
-			return nil, err
-		}
-		return other.RemovalPart(asking, &part)
-	})
+	parts, missing, err := fromNodes(ctx, s, s.nodes(),
+		func(ctx context.Context, n oneNode, name string) (*api.RemovalPart, error) {
+			part := named
+			part.Partitions = share[name]
+			return n.RemovalPart(ctx, &part)
+		})
+	if err != nil {
+		return nil, err
+	}
+	out.Unheard = missing
+	for _, name := range missing {
+		out.Missing = append(out.Missing, share[name]...)
+	}
 	var found sole.Blocks
 	var sample [][]removal.Depth
 	zeroBits := uint32(0) // of the smallest sample of blocks
-	for i, part := range parts {
-		if failed[i] == nil {
-			zeroBits = max(zeroBits, part.Bits)
-		}
+	for _, p := range parts {
+		zeroBits = max(zeroBits, p.answer.Bits)
 	}
 	out.BlockSample = 1 << zeroBits
-	for i, part := range parts {
-		if err := failed[i]; err != nil {
-			if e := api.AsError(err); e.Code == api.CodeBlockSizeMismatch {
-				return nil, e
-			}
-			out.Unheard, out.Missing = append(out.Unheard, names[i]), append(out.Missing, share[names[i]]...)
-			continue
-		}
+	for _, p := range parts {
+		part := p.answer
 		out.BlockSize = max(out.BlockSize, part.BlockSize)
 		out.Missing, out.RequestsPerHour = append(out.Missing, part.Missing...), out.RequestsPerHour+part.PerHour
 		for _, h := range part.Holders {
@@ -188,11 +176,13 @@ func (s *Server) rank(ctx context.Context, out *api.RemovalOrder, found *sole.Bl
 	return nil
 }
 
-// prefillRate returns the mean measured speed of a model's ranks, in tokens per millisecond.
+// prefillRate returns the mean measured speed of a model's ranks, in tokens per millisecond. Without measurements it
+// returns the rate that choices assume.
 func (s *Server) prefillRate(ctx context.Context, model string) float64 {
 	list, err := s.selection.Loads(ctx, &api.LoadsRequest{Model: model})
 	if err != nil || len(list.Models) == 0 || len(list.Models[0].Paces) == 0 {
-		return usualRate
+		var unmeasured routing.Pace
+		return unmeasured.Rate(0)
 	}
 	sum := 0.0
 	for _, p := range list.Models[0].Paces {
@@ -225,24 +215,16 @@ func (s *Server) Scaling(ctx context.Context, q *api.ScalingRequest) (*api.Scali
 			}
 		}
 		s.addQueued(out)
-		names := s.otherNodes()
-		asking, cancel := context.WithTimeout(ctx, s.patience(ctx))
-		defer cancel()
-		parts, failed := onAll(names, func(name string) (*api.Scaling, error) {
-			other, err := s.peer(name)
-			if err != nil {
-				return nil, err
-			}
-			return other.Scaling(asking, q.Model)
-		})
-		for i, part := range parts {
-			if failed[i] != nil {
-				out.Missing = append(out.Missing, names[i])
-				continue
-			}
-			out.QueuedRequests += part.QueuedRequests
-			out.QueuedUncachedTokens += part.QueuedUncachedTokens
+		parts, missing, err := fromNodes(ctx, s, s.otherNodes(),
+			func(ctx context.Context, n oneNode, _ string) (*api.Scaling, error) { return n.Scaling(ctx, q) })
+		if err != nil {
+			return nil, err
 		}
+		for _, part := range parts {
+			out.QueuedRequests += part.answer.QueuedRequests
+			out.QueuedUncachedTokens += part.answer.QueuedUncachedTokens
+		}
+		out.Missing = missing
 		out.WaitingUncachedTokens += out.QueuedUncachedTokens
 		schedulable := map[events.WorkerID]bool{}
 		for _, r := range s.registry.Pool(q.Model).Ranks {
