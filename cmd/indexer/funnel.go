@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
 
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
@@ -13,8 +11,8 @@ import (
 )
 
 func funnelCommand() *cobra.Command {
-	var r api.FunnelRequest
-	cmd := &cobra.Command{
+	r := &api.FunnelRequest{}
+	return remote.Command(&cobra.Command{
 		Use:   "funnel --model M [--since 10m]",
 		Short: "Show the losses of reusable tokens of prompts, with causes",
 		Long: `Show the causes of a model's hit rate: the tokens of all queried or routed prompts, and the tokens seen
@@ -23,21 +21,18 @@ the causes of the losses. Requests go to all nodes. The answer lists the silent 
 records.`,
 		Example: `  indexer funnel --model llama
   indexer funnel --model llama --since 30m --json`,
-	}
-	a := remote.Flags(cmd)
-	cmd.Flags().StringVar(&r.Model, "model", "", "the model (required)")
-	cmd.Flags().StringVar(&r.Since, "since", api.FunnelSince.String(), "how far back to look; at most 1h")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if r.Model == "" {
-			return a.Refused(cli.UsageErrorf("--model is missing: name the model of the prompts"))
-		}
-		if err := r.Check(); err != nil {
-			return a.Refused(cli.UsageErrorf("--since: %s", api.AsError(err).Message))
-		}
-		_, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Funnel, error) {
-			return c.Funnel(ctx, &r)
-		}, tables.Funnel)
-		return err
-	}
-	return cmd
+	}, remote.Request[*api.Funnel]{
+		Flags: cli.Flags{
+			cli.Var(&r.Model, "model", "", "the model (required)",
+				cli.Required[string]("is missing: name the model of the prompts")),
+			cli.Var(&r.Since, "since", api.FunnelSince.String(), "how far back to look; at most 1h"),
+		},
+		Check: func(*cobra.Command, []string) error {
+			if err := r.Check(); err != nil {
+				return cli.UsageErrorf("--since: %s", api.AsError(err).Message)
+			}
+			return nil
+		},
+		Send: remote.Call((*client.Client).Funnel, r), Print: tables.Funnel,
+	})
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/kvatlas/kvatlas/internal/ingest/source"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/shimport"
-	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -32,7 +31,7 @@ type options struct {
 	flags            *pflag.FlagSet
 	table            cli.Flags
 	nats, engineNATS *cli.NATS
-	worker           *cli.WorkerFlags
+	worker           cli.WorkerFlags
 	l3Master         func() (hicache.Master, error)
 	rule             func() (*dial.Rule, error)
 	http             shimport.Port
@@ -44,7 +43,7 @@ type options struct {
 // newOptions adds the flags to a command.
 func newOptions(f *pflag.FlagSet) *options {
 	o := &options{shim: &host.Shim{Shared: &host.Shared{}}, flags: f}
-	o.table = o.rows(&o.shim.Settings)
+	o.table = append(o.rows(&o.shim.Settings), o.worker.Rows("serving-endpoint")...)
 	o.table.Add(f)
 	cli.Renamed(f, map[string]string{"instance": "worker"})
 	o.nats = cli.NATSFlags(f, false)
@@ -52,7 +51,6 @@ func newOptions(f *pflag.FlagSet) *options {
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if different from --nats")
 	o.rule = cli.DialFlag(f, "of dynamo-zmq: networks of permitted addresses in Dynamo's discovery")
 	o.l3Master = cli.MasterFlags(f)
-	o.worker = cli.AddWorkerFlags(f, "serving-endpoint")
 	o.http.Security = cli.HTTPSecurityFlags(f, "HTTP")
 	o.traces = cli.TraceFlags(f)
 	o.debug = cli.DebugFlag(f)
@@ -267,10 +265,8 @@ func (o *options) check(wrong *cli.Complaints) {
 	wrong.About("--dial-allow", errs[0])
 	o.source.EngineNATS, errs[1] = o.engineNATS.Options("kvatlas shim")
 	s.L3Master, errs[2] = o.l3Master()
-	s.Spec, errs[3] = o.worker.Spec()
-	if errs[3] != nil {
-		s.Spec = &api.WorkerSpec{}
-	}
+	spec, err := o.worker.Spec()
+	s.Spec, errs[3] = &spec, err
 	*wrong = append(*wrong, errs[1:]...)
 	wrong.When(s.L3Config == "" && s.L3Master.Address != "", "--l3-master has no effect without --l3-config")
 	s.EngineHTTPToken = func() (string, error) { return cli.TokenFile("engine-http-token-file", o.tokenFile) }

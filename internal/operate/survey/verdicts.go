@@ -1,11 +1,13 @@
 package survey
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -64,9 +66,18 @@ func Unserved(c *api.ClusterStatus) error {
 	return fmt.Errorf("no node serves partitions %s", cluster.SetOf(c.Unserved...))
 }
 
-// ClusterOf returns the cluster in a status. The status of an older node with a NATS server of its own has no cluster:
-// ClusterOf derives the cluster from the node's partitions.
-func ClusterOf(s *api.Status) *api.ClusterStatus {
+// Cluster returns the cluster in the view of the node that answers.
+func Cluster(ctx context.Context, c *client.Client) (*api.ClusterStatus, error) {
+	status, err := c.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return clusterOf(status), nil
+}
+
+// clusterOf returns the cluster in a status. The status of an older node with a NATS server of its own has no cluster:
+// clusterOf derives the cluster from the node's partitions.
+func clusterOf(s *api.Status) *api.ClusterStatus {
 	if s.Cluster != nil {
 		return s.Cluster
 	}

@@ -38,12 +38,12 @@ func TestClusterOf(t *testing.T) {
 	s := &api.Status{Node: "a", Partitions: []api.PartitionDetail{
 		{PartitionStatus: api.PartitionStatus{Partition: 0}, State: api.PartitionServing},
 		{PartitionStatus: api.PartitionStatus{Partition: 1}, State: api.PartitionRestoring}}}
-	c := ClusterOf(s)
+	c := clusterOf(s)
 	if len(c.Nodes) != 1 || len(c.Nodes[0].Ready) != 1 || len(c.Unserved) != 1 || c.Unserved[0] != 1 {
 		t.Errorf("%+v", c)
 	}
 	s.Cluster = &api.ClusterStatus{Copies: 7}
-	if ClusterOf(s) != s.Cluster {
+	if clusterOf(s) != s.Cluster {
 		t.Error("the cluster of the status is ignored")
 	}
 }

@@ -35,6 +35,11 @@ func Var[T any](to *T, name string, def T, help string, checks ...Check[T]) Flag
 	}
 }
 
+// Each returns the row of a flag that may be given several times, with one value each. A value may contain commas.
+func Each(to *[]string, name, help string) Flag {
+	return Flag{add: func(f *pflag.FlagSet) { f.StringArrayVar(to, name, nil, help) }, check: func(*Complaints) {}}
+}
+
 func add(f *pflag.FlagSet, to any, name string, def any, help string) {
 	switch to := to.(type) {
 	case *string:
@@ -85,6 +90,18 @@ func Is[T any](ok func(T) bool, text string, args ...any) Check[T] {
 			verb = "%q"
 		}
 		return fmt.Errorf("--%s "+verb+" %s", name, value, fmt.Sprintf(text, args...))
+	}
+}
+
+// Required returns a check for a value other than the zero value. text is the error after the name of the flag, such as
+// "is missing".
+func Required[T comparable](text string) Check[T] {
+	return func(name string, value T) error {
+		var none T
+		if value != none {
+			return nil
+		}
+		return fmt.Errorf("--%s %s", name, text)
 	}
 }
 

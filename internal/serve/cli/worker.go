@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// WorkerFlags are the flags of a worker's record for choices.
+// WorkerFlags are the flags of a worker's record for choices. The zero value has no flags: see [WorkerFlags.Rows].
 type WorkerFlags struct {
 	flags                     *pflag.FlagSet
 	spec                      api.WorkerSpec
@@ -16,34 +16,44 @@ type WorkerFlags struct {
 	names                     []string
 }
 
-// AddWorkerFlags adds the flags. endpoint is the name of the flag for the serving address.
-func AddWorkerFlags(f *pflag.FlagSet, endpoint string) *WorkerFlags {
-	w := &WorkerFlags{flags: f}
-	f.StringVar(&w.spec.Endpoint, endpoint, "", "address for requests of routers to the worker: http://HOST:PORT")
-	f.StringVar(&w.role, "role", "", "the worker's part of a request: aggregated (the default), prefill, decode or encode")
-	f.Uint32Var(&w.spec.BootstrapPort, "bootstrap-port", 0,
-		"port where an SGLang prefill worker meets decode workers (SGLang's --disaggregation-bootstrap-port)")
-	f.Uint64Var(&w.spec.TotalKVBlocks, "total-kv-blocks", 0, "capacity of each rank's device memory, in blocks")
-	f.Uint64Var(&w.spec.MaxBatchedTokens, "max-num-batched-tokens", 0, "maximum tokens that a rank computes in a step")
-	f.StringVar(&w.spec.StableRoutingID, "stable-routing-id", "",
-		"a stable name for a worker that returns under another name")
-	f.StringSliceVar(&w.taints, "taint", nil, "a taint, which requests prefer or require; may be repeated")
-	f.StringSliceVar(&w.domains, "topology", nil, "DOMAIN=VALUE: the worker's place, such as zone=eu-1; may be repeated")
-	f.StringSliceVar(&w.adapters, "lora-adapter", nil, "a served LoRA adapter, or * if the worker loads any adapter on request; may be repeated")
-	f.StringSliceVar(&w.names, "served-model-name", nil,
-		"a further name of the model for requests; may be repeated")
-	return w
+// Rows returns the table of the flags. endpoint is the name of the flag for the serving address.
+func (w *WorkerFlags) Rows(endpoint string) Flags {
+	return Flags{
+		{add: func(f *pflag.FlagSet) { w.flags = f }, check: func(*Complaints) {}},
+		Var(&w.spec.Endpoint, endpoint, "",
+			"address for requests of routers to the worker: http://HOST:PORT"),
+		Var(&w.role, "role", "",
+			"the worker's part of a request: aggregated (the default), prefill, decode or encode"),
+		Var(&w.spec.BootstrapPort, "bootstrap-port", 0,
+			"port where an SGLang prefill worker meets decode workers (SGLang's --disaggregation-bootstrap-port)"),
+		Var(&w.spec.TotalKVBlocks, "total-kv-blocks", 0,
+			"capacity of each rank's device memory, in blocks"),
+		Var(&w.spec.MaxBatchedTokens, "max-num-batched-tokens", 0,
+			"maximum tokens that a rank computes in a step"),
+		Var(&w.spec.StableRoutingID, "stable-routing-id", "",
+			"a stable name for a worker that returns under another name"),
+		Var(&w.taints, "taint", nil,
+			"a taint, which requests prefer or require; may be repeated"),
+		Var(&w.domains, "topology", nil,
+			"DOMAIN=VALUE: the worker's place, such as zone=eu-1; may be repeated"),
+		Var(&w.adapters, "lora-adapter", nil,
+			"a served LoRA adapter, or * if the worker loads any adapter on request; may be repeated"),
+		Var(&w.names, "served-model-name", nil,
+			"a further name of the model for requests; may be repeated"),
+	}
 }
 
-// AddRange adds the flags of the rank range, if no other source provides the range.
-func (w *WorkerFlags) AddRange(f *pflag.FlagSet) {
-	f.Uint32Var(&w.spec.RankStart, "rank-start", 0, "the worker's first data-parallel rank; with --rank-size")
-	f.Uint32Var(&w.spec.RankSize, "rank-size", 0, "number of the worker's ranks")
+// RangeRows returns the table of the flags with the flags of the rank range, if no other source provides the range.
+func (w *WorkerFlags) RangeRows(endpoint string) Flags {
+	return append(w.Rows(endpoint),
+		Var(&w.spec.RankStart, "rank-start", 0, "the worker's first data-parallel rank; with --rank-size"),
+		Var(&w.spec.RankSize, "rank-size", 0, "number of the worker's ranks"),
+	)
 }
 
 // Spec returns the record of the flags. An empty list, as in --taint "", removes all entries. The error is a usage
 // error.
-func (w *WorkerFlags) Spec() (*api.WorkerSpec, error) {
+func (w *WorkerFlags) Spec() (api.WorkerSpec, error) {
 	s := w.spec
 	s.Role = api.Role(w.role)
 	for _, l := range []struct {
@@ -61,13 +71,13 @@ func (w *WorkerFlags) Spec() (*api.WorkerSpec, error) {
 		for _, text := range w.domains {
 			name, value, ok := strings.Cut(text, "=")
 			if !ok {
-				return nil, UsageErrorf("--topology %q is not DOMAIN=VALUE", text)
+				return api.WorkerSpec{}, UsageErrorf("--topology %q is not DOMAIN=VALUE", text)
 			}
 			s.TopologyDomains[name] = value
 		}
 	}
 	if err := s.Check(); err != nil {
-		return nil, UsageErrorf("%s", api.AsError(err).Message)
+		return api.WorkerSpec{}, UsageErrorf("%s", api.AsError(err).Message)
 	}
-	return &s, nil
+	return s, nil
 }

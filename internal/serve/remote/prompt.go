@@ -20,7 +20,7 @@ import (
 
 // Prompt holds the flags of a command with a prompt.
 type Prompt struct {
-	query                      api.Query
+	query                      *api.Query
 	tokens, tokensFile, hashes string
 	promptFile, messagesFile   string
 	returnTokens               bool
@@ -29,10 +29,11 @@ type Prompt struct {
 	workers, endpoints         []string
 }
 
-// Add adds the flags to a command. workers is the help text of --worker.
-func (p *Prompt) Add(cmd *cobra.Command, workers string) {
-	cli.Flags{
-		cli.Var(&p.query.Model, "model", "",
+// Flags returns the table of the flags, which belong to a query. workers is the help text of --worker.
+func (p *Prompt) Flags(q *api.Query, workers string) cli.Flags {
+	p.query = q
+	return cli.Flags{
+		cli.Var(&q.Model, "model", "",
 			"model of the prompt (required)"),
 		cli.Var(&p.tokens, "tokens", "",
 			"the prompt's token ids"),
@@ -48,23 +49,23 @@ func (p *Prompt) Add(cmd *cobra.Command, workers string) {
 			"with a text and --json: include the tokens in the answer"),
 		cli.Var(&p.engineHashes, "engine-hashes", "",
 			"the engine's hashes of the prompt's blocks, as in the engine's events, in place of tokens"),
-		cli.Var(&p.query.BlockSize, "block-size", 0,
+		cli.Var(&q.BlockSize, "block-size", 0,
 			"tokens in a block; an error if the model's workers have another"),
-		cli.Var(&p.query.LoRA, "lora", "",
+		cli.Var(&q.LoRA, "lora", "",
 			"name of the LoRA adapter; lora_id:NUMBER if the engine announces only the number"),
-		cli.Var(&p.query.CacheSalt, "cache-salt", "",
+		cli.Var(&q.CacheSalt, "cache-salt", "",
 			"cache salt"),
 		cli.Var(&p.workers, "worker", nil,
 			workers+"; may be given several times"),
-		cli.Var((*string)(&p.query.L3), "l3", "",
+		cli.Var((*string)(&q.L3), "l3", "",
 			"blocks to request from the shared store: all, beyond (all blocks without a worker), off (default: the loads of "+
 				"workers)"),
-	}.Add(cmd.Flags())
-	cmd.Flags().StringArrayVar(&p.media, "media", nil, // the value may have commas
-		"ID@OFFSET+LENGTH: an image or a similar item in the tokens, by the engine's identifier, with the place of the "+
-			"item's tokens, counted from 0; may be given several times, in order")
-	cmd.Flags().StringArrayVar(&p.endpoints, "endpoint", nil,
-		"in place of --worker: the registered serving addresses of workers; may be given several times")
+		cli.Each(&p.media, "media", // the value may have commas
+			"ID@OFFSET+LENGTH: an image or a similar item in the tokens, by the engine's identifier, with the place of the "+
+				"item's tokens, counted from 0; may be given several times, in order"),
+		cli.Each(&p.endpoints, "endpoint",
+			"in place of --worker: the registered serving addresses of workers; may be given several times"),
+	}
 }
 
 // sources returns the function that reads the prompt of each flag.
@@ -98,46 +99,43 @@ func (p *Prompt) sources() map[string]func(*api.Query) error {
 	}
 }
 
-// Read returns the query of the flags.
-func (p *Prompt) Read(cmd *cobra.Command) (api.Query, error) {
+// Read completes the query with the prompt, the workers and the addresses in the flags.
+func (p *Prompt) Read(cmd *cobra.Command) error {
 	q := p.query
 	if q.Model == "" {
-		return q, cli.UsageErrorf("--model is missing")
+		return cli.UsageErrorf("--model is missing")
 	}
-	for _, w := range p.workers {
-		q.Workers = append(q.Workers, events.WorkerID(w))
-	}
-	q.Endpoints = p.endpoints
+	q.Workers, q.Endpoints = Workers(p.workers), p.endpoints
 	given := 0
 	for name, read := range p.sources() {
 		if !cmd.Flags().Changed(name) {
 			continue
 		}
 		if given++; given > 1 {
-			return q, cli.UsageErrorf("give one of --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file and " +
+			return cli.UsageErrorf("give one of --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file and " +
 				"--messages-file")
 		}
-		if err := read(&q); err != nil {
-			return q, cli.UsageErrorf("--%s: %w", name, err)
+		if err := read(q); err != nil {
+			return cli.UsageErrorf("--%s: %w", name, err)
 		}
 	}
 	if given == 0 {
-		return q, cli.UsageErrorf("give --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file or --messages-file")
+		return cli.UsageErrorf("give --tokens, --tokens-file, --hashes, --engine-hashes, --prompt-file or --messages-file")
 	}
 	for _, text := range p.media {
 		item, err := mediaItem(text)
 		if err != nil {
-			return q, err
+			return err
 		}
 		q.Media = append(q.Media, item)
 	}
 	if p.returnTokens && q.Text == nil {
-		return q, cli.UsageErrorf("--return-token-ids goes with --prompt-file or --messages-file")
+		return cli.UsageErrorf("--return-token-ids goes with --prompt-file or --messages-file")
 	}
 	if q.Text != nil {
 		q.ReturnTokenIDs = p.returnTokens // a field of the text
 	}
-	return q, nil
+	return nil
 }
 
 // mediaItem parses ID@OFFSET+LENGTH.
@@ -222,4 +220,27 @@ func ParseRank(flag, text string) (*routing.Target, error) {
 		*t.Rank = events.Rank(v)
 	}
 	return t, nil
+}
+
+// ParseRanks parses a list of WORKER/RANK, the values of a flag.
+func ParseRanks(flag string, texts []string) (list []api.RankPlace, err error) {
+	for _, text := range texts {
+		t, err := ParseRank(flag, text)
+		if err != nil {
+			return nil, err
+		}
+		if t.Rank == nil {
+			return nil, cli.UsageErrorf("--%s %q is not WORKER/RANK", flag, text)
+		}
+		list = append(list, api.RankPlace{Instance: t.Worker, Rank: *t.Rank})
+	}
+	return list, nil
+}
+
+// Workers converts the values of a flag; nil without values.
+func Workers(names []string) (list []events.WorkerID) {
+	for _, name := range names {
+		list = append(list, events.WorkerID(name))
+	}
+	return list
 }

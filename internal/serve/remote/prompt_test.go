@@ -50,12 +50,13 @@ func TestPrompt(t *testing.T) {
 		{nil, api.Query{}, "give --tokens"},
 	} {
 		var p Prompt
+		var q api.Query
 		cmd := &cobra.Command{}
-		p.Add(cmd, "")
+		p.Flags(&q, "").Add(cmd.Flags())
 		if err := cmd.Flags().Parse(append(c.args, "--model", "m")); err != nil {
 			t.Fatal(err)
 		}
-		q, err := p.Read(cmd)
+		err := p.Read(cmd)
 		c.want.Model = "m"
 		switch {
 		case c.err != "":

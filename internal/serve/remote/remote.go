@@ -57,7 +57,9 @@ func newTarget(cmd *cobra.Command) *Target {
 	t := &Target{NATS: cli.NATSFlags(cmd.Flags(), false), flags: cmd.Flags()}
 	cmd.Flags().StringVar(&t.Namespace, "namespace", "default", "name of the deployment; several may share NATS servers")
 	cmd.Flags().DurationVar(&t.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
-	cmd.Args = cobra.NoArgs
+	if cmd.Args == nil {
+		cmd.Args = cobra.NoArgs
+	}
 	return t
 }
 
