@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
@@ -26,12 +25,12 @@ subjects of the role from the nodes' account.`,
 		authPushCommand())
 }
 
-// userFlags adds the flags with names of users.
-func userFlags(f *pflag.FlagSet, n *upkeep.UserNames) {
+// userRows returns the flags with names of users.
+func userRows(n *upkeep.UserNames) cli.Flags {
 	client := func(to *[]string, role natsauth.Role, what string) cli.Flag {
 		return cli.Var(to, string(role), nil, what+", with a separate key and inbox; may be given again")
 	}
-	cli.Flags{
+	return cli.Flags{
 		cli.Var(&n.Shims, "shim", nil,
 			"worker with a key for the worker's shim; may be given again"),
 		cli.Var(&n.Pools, "pool", nil,
@@ -44,26 +43,43 @@ func userFlags(f *pflag.FlagSet, n *upkeep.UserNames) {
 		client(&n.Routers, natsauth.RoleRouter, "name of a further router"),
 		client(&n.Operators, natsauth.RoleOperator, "name of a further operator"),
 		client(&n.Analysts, natsauth.RoleAnalyst, "name of a reader of recorded requests"),
-	}.Add(f)
+	}
 }
 
-// keysFlag is the folder with the keys.
-func keysFlag(f *pflag.FlagSet, keys *string) {
-	f.StringVar(keys, "keys", "", "folder with the keys (required)")
+// newKeys returns the keys of a command. Configuration goes to standard output, and the rest to standard error.
+func newKeys() *upkeep.Keys { return &upkeep.Keys{Servers: os.Stdout, Users: os.Stderr} }
+
+func keysRow(k *upkeep.Keys) cli.Flag {
+	return cli.Var(&k.Folder, "keys", "", "folder with the keys (required)", cli.Required[string]("is missing"))
 }
 
-func resolverFlag(f *pflag.FlagSet, resolver *string) {
-	f.StringVar(resolver, "resolver-dir", "jwt",
+func resolverRow(k *upkeep.Keys) cli.Flag {
+	return cli.Var(&k.Resolver, "resolver-dir", "jwt",
 		"folder of the NATS servers for accounts; for keys created with --jwt")
 }
 
+func natsRow(k *upkeep.Keys) cli.Flag {
+	return cli.Var(&k.NATS, "nats", "", "address of the NATS servers, for the settings files of the users")
+}
+
+func namespaceRow(k *upkeep.Keys) cli.Flag {
+	return cli.Var(&k.Namespace, "namespace", "", "namespace (default: the only namespace of the folder)")
+}
+
+// keysCommand returns a command that reads or changes existing keys.
+func keysCommand(cmd *cobra.Command, k *upkeep.Keys, flags cli.Flags, do func() error) *cobra.Command {
+	cmd.Args = cobra.NoArgs
+	return cli.Command(cmd, append(flags, keysRow(k)), nil, func(context.Context, []string) error {
+		if err := k.Open(); err != nil {
+			return err
+		}
+		return do()
+	})
+}
+
 func authExampleCommand() *cobra.Command {
-	var namespaces []string
-	var names upkeep.UserNames
-	var keys, resolver, nats string
-	var partitions uint32
-	var jwt, keep bool
-	cmd := &cobra.Command{
+	k, n := newKeys(), &upkeep.NewKeys{}
+	return cli.Command(&cobra.Command{
 		Use:   "example [--namespace NS]... [--shim WORKER]... [--model M]... [--pool NAME]... --keys DIR",
 		Short: "Create keys, and print the matching accounts of a nats-server configuration",
 		Long: `Create keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server
@@ -84,104 +100,33 @@ a new configuration or a reload: run indexer auth add, then indexer auth push.`,
   indexer serve --nats nats://nats-1 --config keys/prod-node.yaml
   indexer query --nats nats://nats-1 --config keys/prod-reader.yaml --model llama --tokens 1,2,3`,
 		Args: cobra.NoArgs,
-	}
-	f := cmd.Flags()
-	f.StringSliceVar(&namespaces, "namespace", []string{"default"}, "namespace; may be given again")
-	userFlags(f, &names)
-	keysFlag(f, &keys)
-	f.Uint32Var(&partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have")
-	f.BoolVar(&jwt, "jwt", false, "let running servers accept new users: an operator signs the accounts (JWT)")
-	f.BoolVar(&keep, "keep-keys", false, "use the existing users' keys in --keys from a release before 0.5, without --jwt")
-	natsFlag(f, &nats)
-	resolverFlag(f, &resolver)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var wrong cli.Complaints
-		for _, ns := range namespaces {
-			wrong.About("--namespace", jetstream.CheckNamespace(ns))
-		}
-		wrong.When(keys == "", "--keys is missing")
-		wrong.When(partitions == 0 || partitions > jetstream.MaxPartitions, "--partitions %d is not from 1 to %d", partitions,
-			jetstream.MaxPartitions)
-		wrong.When(jwt && keep, "--jwt and --keep-keys exclude each other: users of a JWT need new credentials")
-		if err := wrong.Usage(); err != nil {
-			return err
-		}
-		mode := natsauth.Static
-		if jwt {
-			mode = natsauth.JWT
-		}
-		ring, err := natsauth.Create(keys, mode)
-		if err != nil {
-			return err
-		}
-		if keep {
-			ring.KeepKeys()
-		}
-		return newKeys(ring, resolver, nats).Create(namespaces, partitions, &names)
-	}
-	return cmd
-}
-
-// newKeys returns the keys of a ring. Configuration goes to standard output, and the rest to standard error.
-func newKeys(ring *natsauth.Ring, resolver, nats string) *upkeep.Keys {
-	return &upkeep.Keys{Ring: ring, Resolver: resolver, NATS: nats, Servers: os.Stdout, Users: os.Stderr}
-}
-
-// natsFlag is the address in settings files.
-func natsFlag(f *pflag.FlagSet, nats *string) {
-	f.StringVar(nats, "nats", "", "address of the NATS servers, for the settings files of the users")
-}
-
-// ringCommand is a command with a change of a ring.
-func ringCommand(cmd *cobra.Command, flags func(*pflag.FlagSet), namespaceToo bool,
-	change func(ring *natsauth.Ring, namespace string) error) *cobra.Command {
-	var keys, namespace string
-	cmd.Args = cobra.NoArgs
-	keysFlag(cmd.Flags(), &keys)
-	if namespaceToo {
-		cmd.Flags().StringVar(&namespace, "namespace", "", "namespace (default: the only namespace of the folder)")
-	}
-	flags(cmd.Flags())
-	cmd.RunE = func(*cobra.Command, []string) error {
-		if keys == "" {
-			return cli.UsageErrorf("--keys is missing")
-		}
-		ring, err := natsauth.Open(keys)
-		if err != nil {
-			return err
-		}
-		if namespaceToo && namespace == "" {
-			if len(ring.Namespaces) != 1 {
-				return cli.UsageErrorf("--namespace is missing: %s has %d namespaces", keys, len(ring.Namespaces))
-			}
-			namespace = ring.Namespaces[0].Name
-		}
-		return change(ring, namespace)
-	}
-	return cmd
+	}, append(userRows(&n.Users), keysRow(k), natsRow(k), resolverRow(k),
+		cli.Var(&n.Namespaces, "namespace", []string{"default"}, "namespace; may be given again"),
+		cli.Var(&n.Partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have",
+			cli.Between[uint32](1, jetstream.MaxPartitions)),
+		cli.Var(&n.JWT, "jwt", false, "let running servers accept new users: an operator signs the accounts (JWT)"),
+		cli.Var(&n.Keep, "keep-keys", false,
+			"use the existing users' keys in --keys from a release before 0.5, without --jwt"),
+	), n.Check, func(context.Context, []string) error { return k.Create(n) })
 }
 
 func authAddCommand() *cobra.Command {
-	var names upkeep.UserNames
-	var resolver, nats string
-	return ringCommand(&cobra.Command{
+	k, names := newKeys(), &upkeep.UserNames{}
+	return keysCommand(&cobra.Command{
 		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
 		Short: "Make keys for further users",
 		Long: `Create keys for further shims, pools, stores, readers, routers and operators, and for analysts with access
 to recorded requests (docs/recording.md). The command prints the flags for connections to standard error, and the new
 accounts part of the servers' configuration to standard output. For keys created with --jwt, run push instead.`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
-	}, func(f *pflag.FlagSet) { userFlags(f, &names); natsFlag(f, &nats); resolverFlag(f, &resolver) }, true,
-		func(ring *natsauth.Ring, namespace string) error {
-			return newKeys(ring, resolver, nats).Add(namespace, &names)
-		})
+	}, k, append(userRows(names), namespaceRow(k), natsRow(k), resolverRow(k)), func() error { return k.Add(names) })
 }
 
 func authRotateCommand() *cobra.Command {
+	k := newKeys()
 	var users []string
 	var finish bool
-	var resolver string
-	return ringCommand(&cobra.Command{
+	return keysCommand(&cobra.Command{
 		Use:   "rotate [--user NAME]... [--finish] --keys DIR",
 		Short: "Replace the keys of users, without downtime",
 		Long: `Replace the keys of users: of all users of the namespace, or of the users of --user. Both keys are valid until
@@ -192,74 +137,67 @@ func authRotateCommand() *cobra.Command {
 3. indexer auth rotate --finish makes the old keys invalid. Give the configuration to the servers again, or push.`,
 		Example: `  indexer auth rotate --user reader --keys keys > accounts.conf
   indexer auth rotate --user reader --finish --keys keys > accounts.conf`,
-	}, func(f *pflag.FlagSet) {
-		f.StringSliceVar(&users, "user", nil, "user, as printed by the auth commands; may be given again (default: all)")
-		f.BoolVar(&finish, "finish", false, "make the old keys invalid")
-		resolverFlag(f, &resolver)
-	}, true, func(ring *natsauth.Ring, namespace string) error {
-		return newKeys(ring, resolver, "").Rotate(namespace, users, finish)
-	})
+	}, k, cli.Flags{namespaceRow(k), resolverRow(k),
+		cli.Var(&users, "user", nil, "user, as printed by the auth commands; may be given again (default: all)"),
+		cli.Var(&finish, "finish", false, "make the old keys invalid"),
+	}, func() error { return k.Rotate(users, finish) })
 }
 
 func authRemoveCommand() *cobra.Command {
+	k := newKeys()
 	var users []string
-	var resolver string
-	return ringCommand(&cobra.Command{
+	return keysCommand(&cobra.Command{
 		Use:   "remove --user NAME... --keys DIR",
 		Short: "Remove added users and the users' keys",
 		Long: `Remove users of shims, pools and stores, and named readers, routers, operators and analysts. The command deletes the
 keys from the folder. The keys are invalid once the servers have the printed configuration, or after indexer auth push.`,
 		Example: `  indexer auth remove --user shim-worker-2 --keys keys > accounts.conf`,
-	}, func(f *pflag.FlagSet) {
-		f.StringSliceVar(&users, "user", nil, "user, as printed by the auth commands; may be given again (required)")
-		resolverFlag(f, &resolver)
-	}, true, func(ring *natsauth.Ring, namespace string) error {
-		return newKeys(ring, resolver, "").Remove(namespace, users)
-	})
+	}, k, cli.Flags{namespaceRow(k), resolverRow(k),
+		cli.Var(&users, "user", nil, "user, as printed by the auth commands; may be given again (required)"),
+	}, func() error { return k.Remove(users) })
 }
 
 func authPrintCommand() *cobra.Command {
-	var resolver string
+	k := newKeys()
 	var transition bool
-	return ringCommand(&cobra.Command{
+	return keysCommand(&cobra.Command{
 		Use:   "print --keys DIR",
 		Short: "Print the accounts part of a nats-server configuration again",
 		Long: `Print the accounts part of a nats-server configuration for the keys in a folder, and print the flags for
 connections of every user to standard error.`,
 		Example: `  indexer auth print --keys keys > accounts.conf`,
-	}, func(f *pflag.FlagSet) {
-		resolverFlag(f, &resolver)
-		f.BoolVar(&transition, "transition", false,
-			"leave all users in the nodes' account: the first step from a release before 0.5 (docs/upgrade.md)")
-	}, false, func(ring *natsauth.Ring, _ string) error {
-		return newKeys(ring, resolver, "").Print(transition)
-	})
+	}, k, cli.Flags{resolverRow(k),
+		cli.Var(&transition, "transition", false,
+			"leave all users in the nodes' account: the first step from a release before 0.5 (docs/upgrade.md)"),
+	}, func() error { return k.Print(transition) })
 }
 
 func authPushCommand() *cobra.Command {
-	var nats *cli.NATS
+	k := newKeys()
 	var timeout time.Duration
-	return ringCommand(&cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "push --nats URL --keys DIR",
 		Short: "Send the accounts of keys created with --jwt to running NATS servers",
 		Long: `Send the accounts of keys created with --jwt to running NATS servers, and delete the accounts of removed users
 there. A server passes the accounts on to the cluster. The command may be repeated. The command connects with
 system.creds of the folder unless a flag names different credentials.`,
 		Example: `  indexer auth push --nats nats://nats-1:4222 --keys keys`,
-	}, func(f *pflag.FlagSet) {
-		nats = cli.NATSFlags(f, false)
-		f.DurationVar(&timeout, "timeout", time.Minute, "how long to wait for the servers")
-	}, false, func(ring *natsauth.Ring, _ string) error {
+	}
+	nats := cli.NATSFlags(cmd.Flags(), false)
+	return keysCommand(cmd, k, cli.Flags{
+		cli.Var(&timeout, "timeout", time.Minute, "how long to wait for the servers"),
+	}, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		conn, err := nats.ConnectCoreAs(ctx, "kvatlas indexer", ring.SystemCreds())
+		conn, err := nats.ConnectCoreAs(ctx, "kvatlas indexer", k.SystemCreds())
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		taken, err := ring.Push(ctx, conn)
+		accounts, err := k.Push(ctx, conn)
 		if err == nil {
-			cli.Fprintf(os.Stdout, "%s accepted by %s\n", cli.Count(uint64(taken), "account"), strings.TrimSpace(nats.Shown()))
+			cli.Fprintf(os.Stdout, "%s accepted by %s\n", cli.Count(uint64(accounts), "account"),
+				strings.TrimSpace(nats.Shown()))
 		}
 		return err
 	})

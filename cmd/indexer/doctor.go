@@ -36,16 +36,15 @@ Exit status 1 if there is an error, 3 without an error if a check was impossible
   indexer doctor --nats nats://nats-1:4222 --json`,
 	}
 	a := remote.Flags(cmd)
-	var tokenFile string
-	cmd.Flags().StringVar(&tokenFile, "engine-http-token-file", "", "file with the API key for engines' HTTP")
-	var keyed []string
-	cmd.Flags().StringSliceVar(&keyed, "engine-address", nil,
-		"HOST:PORT, host or CIDR of the engines for the API key; may be given again")
+	a.SetTimeout(20*time.Second, "time limit of every check")
 	rule := cli.DialFlag(cmd.Flags(), "networks of engines that doctor may contact")
-	cmd.Flags().Lookup("timeout").Usage = "time limit of every check"
-	cmd.Flags().Lookup("timeout").DefValue = "20s"
-	a.Timeout = 20 * time.Second
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	var tokenFile string
+	var keyed []string
+	return cli.Command(cmd, cli.Flags{
+		cli.Var(&tokenFile, "engine-http-token-file", "", "file with the API key for engines' HTTP"),
+		cli.Var(&keyed, "engine-address", nil,
+			"HOST:PORT, host or CIDR of the engines for the API key; may be given again"),
+	}, nil, func(ctx context.Context, _ []string) error {
 		if err := a.Check(); err != nil {
 			return err
 		}
@@ -70,7 +69,7 @@ Exit status 1 if there is an error, 3 without an error if a check was impossible
 		if err != nil {
 			return err
 		}
-		r := doctor.Examine(cmd.Context(), doctor.Config{
+		r := doctor.Examine(ctx, doctor.Config{
 			Namespace: a.Namespace, Shown: a.NATS.Shown(), Timeout: a.Timeout, EngineToken: token, OverHTTP: over,
 			EngineAddresses: engines, Rule: allowed,
 			Connect: func(ctx context.Context) (*jetstream.Conn, error) {
@@ -88,6 +87,5 @@ Exit status 1 if there is an error, 3 without an error if a check was impossible
 			return cli.UnableErrorf("no errors found, and not checked: %s", strings.Join(unable, ", "))
 		}
 		return nil
-	}
-	return cmd
+	})
 }

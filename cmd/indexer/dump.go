@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -14,14 +12,13 @@ import (
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/internal/serve/tables"
-	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 func dumpCommand() *cobra.Command {
-	var worker string
+	var worker events.WorkerID
 	var now bool
 	cmd := &cobra.Command{
 		Use:   "dump [--worker ID]",
@@ -37,13 +34,12 @@ hybrid model and the groups' blocks.`,
 	if err := cmd.Flags().MarkHidden("json"); err != nil { // always JSON
 		panic(err)
 	}
-	cmd.Flags().StringVar(&worker, "worker", "", "this instance only")
-	cmd.Flags().BoolVar(&now, "now", false, "have the running indexer write snapshots first")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	return cli.Command(cmd, cli.Flags{
+		cli.Var((*string)(&worker), "worker", "", "this instance only"),
+		cli.Var(&now, "now", false, "have the running indexer write snapshots first"),
+	}, nil, func(ctx context.Context, _ []string) error {
 		if now {
-			list, err := remote.Ask(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.SnapshotList, error) {
-				return c.Snapshot(ctx)
-			})
+			list, err := remote.Ask(ctx, a, remote.Get((*client.Client).Snapshot))
 			if err == nil {
 				err = survey.Unwritten(list)
 			}
@@ -51,15 +47,15 @@ hybrid model and the groups' blocks.`,
 				return err
 			}
 		}
-		return a.Reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
-			return dump.Print(ctx, ns, events.WorkerID(worker), os.Stdout, os.Stderr)
+		return a.Reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) error {
+			return dump.Print(ctx, ns, worker, os.Stdout, os.Stderr)
 		})
-	}
-	return cmd
+	})
 }
 
 func loadCommand() *cobra.Command {
-	id, worker := shim.Identity{}, ""
+	var id shim.Identity
+	var worker events.WorkerID
 	cmd := &cobra.Command{
 		Use:   "load --model M --block-size N [--worker ID] [FILE]",
 		Short: "Publish router events from a file, or standard input",
@@ -71,38 +67,23 @@ status 2 and the line's number. Earlier lines may be published by then.
 With --worker all lines belong to the given worker, and need no worker_id. {"event_id":...,"data":{...}} and
 {"events":[...],"shutdown":false}, the events of Dynamo's workers (KvCacheEvent, KvCacheEvents), are read too.`,
 		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
+		Args:    cobra.MaximumNArgs(1),
 	}
 	a := remote.StoreFlags(cmd)
-	cmd.Args = cobra.MaximumNArgs(1)
-	cmd.Flags().StringVar(&worker, "worker", "", "the worker of all lines; default: every line names the worker")
-	cmd.Flags().StringVar(&id.Model, "model", "", "model of the workers (required)")
-	cmd.Flags().Uint32Var(&id.BlockSize, "block-size", 0, "tokens in a block (required)")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if id.Model == "" {
-			return cli.UsageErrorf("--model is missing")
+	return cli.Command(cmd, cli.Flags{
+		cli.Var((*string)(&worker), "worker", "", "the worker of all lines; default: every line names the worker"),
+		cli.Var(&id.Model, "model", "", "model of the workers (required)", cli.Required[string]("is missing")),
+		cli.Var(&id.BlockSize, "block-size", 0, "tokens in a block (required)",
+			cli.Between[uint32](1, events.MaxBlockSize)),
+	}, nil, func(ctx context.Context, args []string) error {
+		in, err := remote.OpenInput(append(args, "-")[0])
+		if err != nil {
+			return cli.UsageErrorf("%w", err)
 		}
-		if id.BlockSize == 0 || id.BlockSize > events.MaxBlockSize {
-			return cli.UsageErrorf("--block-size %d is not from 1 to %d", id.BlockSize, events.MaxBlockSize)
-		}
-		in := os.Stdin
-		if len(args) == 1 && args[0] != "-" {
-			f, err := os.Open(args[0])
-			if err != nil {
-				return cli.UsageErrorf("%w", err)
-			}
-			defer f.Close()
-			in = f
-		}
-		return a.Reach(cmd.Context(), func(ctx context.Context, ns *jetstream.Namespace) error {
-			loaded, err := dump.Load(ctx, ns, in, id, events.WorkerID(worker))
-			if errors.Is(err, dump.ErrLine) {
-				return cli.UsageErrorf("%w", err)
-			}
-			if err != nil {
-				return err
-			}
-			return a.Print(loaded, func(w io.Writer) { tables.Loaded(w, &loaded) })
-		})
-	}
-	return cmd
+		defer in.Close()
+		_, err = remote.ShowStored(ctx, a, func(ctx context.Context, ns *jetstream.Namespace) (dump.Loaded, error) {
+			return dump.Load(ctx, ns, in, id, worker)
+		}, tables.Loaded)
+		return err
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,25 +24,19 @@ describes the fields and the permissions.`}, recordStatusCommand(), recordExport
 }
 
 func recordStatusCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return remote.Command(&cobra.Command{
 		Use:   "status",
 		Short: "Show whether requests are recorded, how many, and how much was dropped",
 		Long: `Show for each node whether requests are recorded, the records since its start, and the records that the node had to
 drop. The line below shows the stream of all nodes.`,
 		Example: `  indexer record status
   indexer record status --json`,
-	}
-	a := remote.Flags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, err := remote.Show(cmd.Context(), a, survey.Recording, tables.Recording)
-		return err
-	}
-	return cmd
+	}, remote.Request[*survey.RecordingReport]{Send: survey.Recording, Print: tables.Recording})
 }
 
 func recordExportCommand() *cobra.Command {
-	var since, until, model, format, output string
-	var blockTokens uint32
+	x := &recording.ExportSettings{}
+	var output string
 	cmd := &cobra.Command{
 		Use:   "export [--since 1h] [--until 10m] [--model M] [--format mooncake|json]",
 		Short: "Write recorded requests as a trace",
@@ -59,32 +52,22 @@ cannot be read.`,
   indexer record export --since 2026-11-27T08:00:00Z --format json`,
 	}
 	a := remote.StoreFlags(cmd)
-	f := cmd.Flags()
-	f.StringVar(&since, "since", "", "first arrival: a duration before now, such as 1h, or a time (RFC 3339); empty: all")
-	f.StringVar(&until, "until", "", "end of arrivals, in the same forms; empty: now")
-	f.StringVar(&model, "model", "", "only requests of this model; empty: all")
-	f.StringVar(&format, "format", string(recording.Mooncake), "format of the lines: mooncake or json; --json is short for the latter")
-	f.Uint32Var(&blockTokens, "block-tokens", recording.MooncakeTokens,
-		"tokens of a hash id, a multiple of --record-span; give the same to indexer simulate")
-	f.StringVar(&output, "output", "", "file to write; empty: standard output")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+	return cli.Command(cmd, cli.Flags{
+		cli.Var(&x.Since, "since", "",
+			"first arrival: a duration before now, such as 1h, or a time (RFC 3339); empty: all"),
+		cli.Var(&x.Until, "until", "", "end of arrivals, in the same forms; empty: now"),
+		cli.Var(&x.Model, "model", "", "only requests of this model; empty: all"),
+		cli.Var((*string)(&x.Format), "format", string(recording.Mooncake),
+			"format of the lines: mooncake or json; --json is short for the latter"),
+		cli.Var(&x.Tokens, "block-tokens", recording.MooncakeTokens,
+			"tokens of a hash id, a multiple of --record-span; give the same to indexer simulate"),
+		cli.Var(&output, "output", "", "file to write; empty: standard output"),
+	}, func(wrong *cli.Complaints) {
 		if a.JSON {
-			format = string(recording.JSON)
+			x.Format = recording.JSON
 		}
-		var wrong cli.Complaints
-		filter := recording.Filter{Model: model}
-		now := time.Now()
-		filter.Since, err = recording.ParseMoment(since, now)
-		wrong.About("--since", err)
-		filter.Until, err = recording.ParseMoment(until, now)
-		wrong.About("--until", err)
-		wrong.When(blockTokens == 0, "--block-tokens is 0")
-		wrong.When(!filter.Until.IsZero() && !filter.Since.Before(filter.Until), "--until is not after --since")
-		_, err = recording.NewExporter(io.Discard, recording.Format(format), blockTokens)
-		wrong.About("--format", err)
-		if err := wrong.Usage(); err != nil {
-			return err
-		}
+		x.Check(wrong)
+	}, func(ctx context.Context, _ []string) (err error) {
 		to := os.Stdout
 		if output != "" {
 			if to, err = os.Create(output); err != nil {
@@ -92,16 +75,14 @@ cannot be read.`,
 			}
 			defer func() { err = errors.Join(err, to.Close()) }()
 		}
-		return exportRecords(cmd.Context(), a, to, filter, recording.Format(format), blockTokens)
-	}
-	return cmd
+		return exportRecords(ctx, a, to, x)
+	})
 }
 
 // exportRecords writes the selected requests to a writer, and the counts to standard error.
-func exportRecords(ctx context.Context, a *remote.Target, to io.Writer, filter recording.Filter,
-	format recording.Format, blockTokens uint32) error {
+func exportRecords(ctx context.Context, a *remote.Target, to io.Writer, x *recording.ExportSettings) error {
 	return a.ReachNATS(ctx, func(_ context.Context, conn *jetstream.Conn) error {
-		e, sum, err := recording.Export(ctx, jetstream.OpenRecording(conn, a.Namespace), filter, to, format, blockTokens)
+		e, sum, err := x.Export(ctx, jetstream.OpenRecording(conn, a.Namespace), to)
 		if errors.Is(err, jetstream.ErrNotFound) {
 			return fmt.Errorf("namespace %q has no recorded requests: start indexers with --record", a.Namespace)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +32,11 @@ func address(name, value string) error {
 
 // serveRows returns the table of the flags of serve.
 func serveRows(s *launch.Process) cli.Flags {
+	return slices.Concat(portRows(s), clusterRows(s), storageRows(s), queryRows(s), choiceRows(s), historyRows(s))
+}
+
+// portRows returns the flags of the NATS server in the process and of the ports.
+func portRows(s *launch.Process) cli.Flags {
 	return cli.Flags{
 		cli.Var(&s.Data, "data", "kvatlas-data",
 			"folder for the log and the snapshots of the NATS server in this process"),
@@ -64,6 +70,12 @@ func serveRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.GRPCClientCA, "grpc-client-ca", "",
 			"file with the authorities (PEM) of client certificates on --grpc-listen: a gateway with a certificate of theirs "+
 				"needs no token (mutual TLS); needs --http-cert and --http-key"),
+	}
+}
+
+// clusterRows returns the flags of the namespace and of the nodes that share it.
+func clusterRows(s *launch.Process) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.Namespace, "namespace", "default",
 			"name of the deployment, with separate subjects, streams and buckets; several may share NATS servers",
 			cli.Valid(jetstream.CheckNamespace)),
@@ -95,6 +107,12 @@ func serveRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.NATSWait, "nats-wait", 30*time.Second,
 			"with --nats: how long to wait at the start for an absent server",
 			cli.NotNegative[time.Duration]()),
+	}
+}
+
+// storageRows returns the flags of the log, the snapshots and the index.
+func storageRows(s *launch.Process) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.SyncInterval, "sync-interval", 0,
 			"how long an acknowledged write may wait for the disk; 0: the acknowledgement waits for the disk (server in this "+
 				"process)", cli.NotNegative[time.Duration]()),
@@ -128,6 +146,12 @@ func serveRows(s *launch.Process) cli.Flags {
 			"limit of a rank's tombstones: removals with a place in memory beyond the removing message"),
 		cli.Var(&s.TombstoneFor, "tombstone-for", time.Duration(radix.DefaultTombstoneFor)*time.Millisecond,
 			"how long a tombstone is kept"),
+	}
+}
+
+// queryRows returns the flags of engines, queries and shared stores.
+func queryRows(s *launch.Process) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.OnRefused, "on-engine-refused", "clear",
 			"of shims in this process: effect of a lost connection with refusing ports of the engine: "+
 				"clear or keep; see worker-shim run"),
@@ -161,6 +185,12 @@ func serveRows(s *launch.Process) cli.Flags {
 			cli.Positive[time.Duration]()),
 		cli.Var(&s.Screen.Folders, "l3-folder", nil,
 			"permitted folder of a shared store in registrations; may be given again (default: none)"),
+	}
+}
+
+// choiceRows returns the flags of choices and bookings.
+func choiceRows(s *launch.Process) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.Policy, "policy", selection.DefaultPolicy,
 			"policy for requests without a policy: "+strings.Join(routing.Policies(), ", "),
 			cli.OneOf("is none of "+strings.Join(routing.Policies(), ", "), routing.Policies()...)),
@@ -211,6 +241,14 @@ func serveRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.Guesses.MaxBlocks, "guess-max-blocks", 0,
 			"limit of guessed blocks of a model, counted per rank; beyond the limit, the soonest to expire go "+
 				"(default: 2^20, with lru 2^24)"),
+		cli.Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8,
+			"remaining share of --guess-max-blocks afterwards"),
+	}
+}
+
+// historyRows returns the flags of recent requests and recordings.
+func historyRows(s *launch.Process) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.FunnelBlocks, "funnel-blocks", 0,
 			"number of blocks in memory for the causes of lost tokens in indexer funnel; some 120 bytes a block (default: "+
 				"four per "+
@@ -233,7 +271,5 @@ func serveRows(s *launch.Process) cli.Flags {
 			"with --record: tokens of a prompt that one hash stands for; fewer tokens show shorter common prefixes and cost more "+
 				"(rounded down to whole blocks, at least one)",
 			cli.Between[uint32](1, 1<<20)),
-		cli.Var(&s.Guesses.PruneRatio, "guess-prune-ratio", 0.8,
-			"remaining share of --guess-max-blocks afterwards"),
 	}
 }

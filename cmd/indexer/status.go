@@ -32,32 +32,40 @@ differ.`,
   indexer status --verify`,
 	}
 	a := remote.Flags(cmd)
-	cmd.Flags().BoolVar(&verify, "verify", false, "show and compare the checksums of all nodes")
-	cmd.Flags().StringVar(&node, "node", "", "show this node alone")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if verify && node != "" {
-			return cli.UsageErrorf("--verify compares all nodes and does not go with --node")
-		}
-		if !verify && node == "" {
-			r, err := remote.Show(cmd.Context(), a, survey.Nodes, tables.Report)
+	return cli.Command(cmd, cli.Flags{
+		cli.Var(&verify, "verify", false, "show and compare the checksums of all nodes"),
+		cli.Var(&node, "node", "", "show this node alone"),
+	}, func(wrong *cli.Complaints) {
+		wrong.When(verify && node != "", "--verify compares all nodes and does not go with --node")
+	}, func(ctx context.Context, _ []string) error {
+		switch {
+		case verify:
+			s, err := remote.Show(ctx, a, remote.Call((*client.Client).Verify, nil), tables.Status)
 			if err != nil {
 				return err
 			}
-			return survey.Failure(r.Problems)
-		}
-		s, err := remote.Show(cmd.Context(), a, func(ctx context.Context, c *client.Client) (*api.Status, error) {
-			if verify {
-				return c.Verify(ctx, nil)
-			}
-			return c.StatusOf(ctx, node)
-		}, tables.Status)
-		switch {
-		case err != nil:
-			return err
-		case verify:
 			return survey.Unequal(s.Replicas)
+		case node != "":
+			s, err := remote.Show(ctx, a, remote.Call((*client.Client).StatusOf, node), tables.Status)
+			if err != nil {
+				return err
+			}
+			return survey.Failure(survey.ProblemsOf(s))
 		}
-		return survey.Failure(survey.ProblemsOf(s))
-	}
-	return cmd
+		r, err := remote.Show(ctx, a, survey.Nodes, tables.Report)
+		if err != nil {
+			return err
+		}
+		return survey.Failure(r.Problems)
+	})
+}
+
+func clusterCommand() *cobra.Command {
+	return remote.Command(&cobra.Command{
+		Use:   "cluster",
+		Short: "Show all nodes with the partitions of every node",
+		Long: `Show all nodes with the partitions of every node, in the view of the answering node: READY partitions,
+partitions far BEHIND the log, and partitions in RELEASING, with new nodes in charge. Exit status 1 if no node serves
+some partition.`,
+	}, remote.Request[*api.ClusterStatus]{Send: survey.Cluster, Print: tables.Cluster, Judge: survey.Unserved})
 }

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,8 +20,9 @@ func tokenizerCommand() *cobra.Command {
 }
 
 func tokenizerCheckCommand() *cobra.Command {
-	var file, model, against, as, texts, tokenFile string
-	var render, asJSON bool
+	c := &tokenize.ServerCheck{}
+	var tokenFile string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check --tokenizers FILE --model M --against URL",
 		Short: "Compare a model's tokenizer with an engine",
@@ -36,47 +35,21 @@ routed by load.`,
   indexer tokenizer check --tokenizers tokenizers.yaml --model llama --against http://llama-1:8000 --texts chats.jsonl`,
 		Args: cobra.NoArgs,
 	}
-	f := cmd.Flags()
-	f.StringVar(&file, "tokenizers", "", "YAML file with tokenizers by model, as for serve")
-	f.StringVar(&model, "model", "", "the model, by the name in the file")
-	f.StringVar(&against, "against", "", "URL of the server for the comparison, http://HOST:PORT")
-	f.StringVar(&as, "as", "", "the model, by the name in the server (default: the name in the file)")
-	f.BoolVar(&render, "render", false, "use the server's renderer (vllm launch render) in place of the tokenizer")
-	f.StringVar(&texts, "texts", "", "file with more texts: per line a prompt, or a request as JSON")
-	f.StringVar(&tokenFile, "token-file", "", "file with the bearer token for the server")
-	f.BoolVar(&asJSON, "json", false, "print JSON for programs")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if file == "" || model == "" || against == "" {
-			return cli.UsageErrorf("give --tokenizers, --model and --against")
-		}
-		settings, err := tokenize.ReadSettings(file)
-		if err != nil {
-			return cli.UsageErrorf("--tokenizers: %w", err)
-		}
-		here := tokenize.New(tokenize.Config{Settings: settings,
-			Endpoints: func(string) []string { return nil }}).Source(model)
-		if here == nil {
-			return cli.UsageErrorf("--tokenizers: %s names nothing for model %q", file, model)
-		}
-		kind := tokenize.Tokenize
-		if render {
-			kind = tokenize.Render
-		}
-		token, err := cli.TokenFile("token-file", tokenFile)
-		if err != nil {
+	return cli.Command(cmd, cli.Flags{
+		cli.Var(&c.File, "tokenizers", "", "YAML file with tokenizers by model, as for serve"),
+		cli.Var(&c.Model, "model", "", "the model, by the name in the file"),
+		cli.Var(&c.Against, "against", "", "URL of the server for the comparison, http://HOST:PORT"),
+		cli.Var(&c.As, "as", "", "the model, by the name in the server (default: the name in the file)"),
+		cli.Var(&c.Render, "render", false,
+			"use the server's renderer (vllm launch render) in place of the tokenizer"),
+		cli.Var(&c.Texts, "texts", "", "file with more texts: per line a prompt, or a request as JSON"),
+		cli.Var(&tokenFile, "token-file", "", "file with the bearer token for the server"),
+		cli.Var(&asJSON, "json", false, "print JSON for programs"),
+	}, nil, func(ctx context.Context, _ []string) (err error) {
+		if c.Token, err = cli.TokenFile("token-file", tokenFile); err != nil {
 			return err
 		}
-		there, err := tokenize.Against(kind, against, cmp.Or(as, model), token)
-		if err != nil {
-			return cli.UsageErrorf("--against: %w", err)
-		}
-		list, err := tokenize.TextsToCompare(texts)
-		if err != nil {
-			return cli.UsageErrorf("--texts: %w", err)
-		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), time.Duration(len(list))*10*time.Second)
-		defer cancel()
-		compared, err := tokenize.Compare(ctx, here, there, list)
+		compared, err := c.Run(ctx)
 		if err != nil {
 			return err
 		}
@@ -89,6 +62,5 @@ routed by load.`,
 			return err
 		}
 		return tokenize.Disagreement(compared)
-	}
-	return cmd
+	})
 }

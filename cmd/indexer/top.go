@@ -38,15 +38,13 @@ measures rates over --interval.`,
   indexer top --once`,
 	}
 	a := remote.TextFlags(cmd)
-	f := cmd.Flags()
-	f.DurationVar(&interval, "interval", 2*time.Second, "how long to wait between two looks")
-	f.BoolVar(&once, "once", false, "print one frame as text, and end")
-	f.StringVar(&sorted, "sort", "worker", "column to sort by: "+strings.Join(top.Columns(), ", "))
-	f.StringVar(&filter, "filter", "", "show only ranks with all of these words")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if interval <= 0 {
-			return cli.UsageErrorf("--interval %v is not positive", interval)
-		}
+	return cli.Command(cmd, cli.Flags{
+		cli.Var(&interval, "interval", 2*time.Second, "how long to wait between two looks",
+			cli.Positive[time.Duration]()),
+		cli.Var(&once, "once", false, "print one frame as text, and end"),
+		cli.Var(&sorted, "sort", "worker", "column to sort by: "+strings.Join(top.Columns(), ", ")),
+		cli.Var(&filter, "filter", "", "show only ranks with all of these words"),
+	}, nil, func(ctx context.Context, _ []string) error {
 		v, err := top.New(sorted, filter)
 		if err != nil {
 			return cli.UsageErrorf("--sort: %w", err)
@@ -60,7 +58,6 @@ measures rates over --interval.`,
 				return cli.UsageErrorf("%w; --once prints a frame as text", err)
 			}
 		}
-		ctx := cmd.Context()
 		connecting, cancel := context.WithTimeout(ctx, a.Timeout)
 		defer cancel()
 		c, err := a.Open(connecting)
@@ -68,18 +65,10 @@ measures rates over --interval.`,
 			return err
 		}
 		defer c.Close()
-		look := func(ctx context.Context) (*top.Look, error) {
-			ctx, cancel := context.WithTimeout(ctx, a.Timeout)
-			defer cancel()
-			return top.LookAt(ctx, c.Client)
-		}
-		if c.Conn != nil {
-			look = top.WhileConnected(c.Conn, a.NATS.Shown(), look)
-		}
+		look := top.Looks(c.Client, c.Conn, a.NATS.Shown(), a.Timeout)
 		if once {
 			return top.Once(ctx, os.Stdout, v, look, interval)
 		}
 		return top.Run(ctx, screen, v, look, interval)
-	}
-	return cmd
+	})
 }

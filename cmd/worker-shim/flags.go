@@ -43,7 +43,7 @@ type options struct {
 // newOptions adds the flags to a command.
 func newOptions(f *pflag.FlagSet) *options {
 	o := &options{shim: &host.Shim{Shared: &host.Shared{}}, flags: f}
-	o.table = append(o.rows(&o.shim.Settings), o.worker.Rows("serving-endpoint")...)
+	o.table = o.rows(&o.shim.Settings)
 	o.table.Add(f)
 	cli.Renamed(f, map[string]string{"instance": "worker"})
 	o.nats = cli.NATSFlags(f, false)
@@ -60,6 +60,12 @@ func newOptions(f *pflag.FlagSet) *options {
 
 // rows returns the table of the flags.
 func (o *options) rows(s *host.Settings) cli.Flags {
+	return slices.Concat(o.sourceRows(s), workerRows(s), o.engineRows(s), o.discoveryRows(),
+		o.worker.Rows("serving-endpoint"))
+}
+
+// sourceRows returns the flags of the source of events.
+func (o *options) sourceRows(s *host.Settings) cli.Flags {
 	return cli.Flags{
 		cli.Var(&s.Namespace, "namespace", "default",
 			"namespace of the indexer",
@@ -86,6 +92,12 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 		cli.Var(&s.Topic, "topic", "",
 			"receive only messages with this prefix of the topic; of dynamo-zmq only publishers "+
 				"with this prefix of NAMESPACE.COMPONENT.ENDPOINT"),
+	}
+}
+
+// workerRows returns the flags of the worker and its place in the log.
+func workerRows(s *host.Settings) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.Worker, "worker", "",
 			"the worker's name in routers (required)"),
 		cli.Var(&s.Rank, "rank", 0,
@@ -119,6 +131,12 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 			"of a hybrid model: kinds of the engine's KV-cache groups, by number, if missing in events: full, "+
 				"mla, swa:TOKENS, chunked:TOKENS or mamba, with the suffix :eagle if a draft model requires that the last block "+
 				"of a hit is computed again; for example full,chunked:8192 (default: the groups of --l3-config)"),
+	}
+}
+
+// engineRows returns the flags of the engine's API and life.
+func (o *options) engineRows(s *host.Settings) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.OnUnreadable, "on-unreadable", host.UnreadablePass,
 			"effect of an unreadable engine message: pass (skip the message) or clear (clear all blocks of the rank, "+
 				"since the message may contain removals)",
@@ -154,6 +172,12 @@ func (o *options) rows(s *host.Settings) cli.Flags {
 			cli.NotNegative[time.Duration]()),
 		cli.Var(&s.LogRepeat, "log-repeat", 10*time.Second,
 			"least time between two log lines about the same trouble"),
+	}
+}
+
+// discoveryRows returns the flags of etcd, Kubernetes and the port of this process.
+func (o *options) discoveryRows() cli.Flags {
+	return cli.Flags{
 		cli.Var(&o.source.Etcd.User, "etcd-user", "",
 			"of dynamo-zmq: etcd's user with read access to the keys that begin with v1/event_, and v1/mdc/ for roles"),
 		cli.Var(&o.source.Etcd.Password, "etcd-password", "",

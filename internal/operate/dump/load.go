@@ -9,6 +9,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/usage"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -31,13 +32,10 @@ type Loaded struct {
 	Skipped map[string]uint64 `json:"skipped"` // lines without an effect, by unsupported feature
 }
 
-// ErrLine: a line of the file is not a router event. The file must be corrected.
-var ErrLine = errors.New("no router event")
-
 // Load publishes the lines of a file, with a new incarnation for each rank. The incarnation begins with a clear. Load
 // claims ranks as a shim does, and refuses a rank with a live shim. The next shim of the rank begins a new incarnation.
-// An error contains the line, and wraps [ErrLine] for an invalid line; the events of earlier lines may be published. If
-// worker is set, all lines belong to this worker and need no name: see [events.ReadWorkerEvents].
+// An error contains the line, and is a usage error for an invalid line; the events of earlier lines may be published.
+// If worker is set, all lines belong to this worker and need no name: see [events.ReadWorkerEvents].
 func Load(
 	ctx context.Context, ns *jetstream.Namespace, in io.Reader, id shim.Identity, worker events.WorkerID,
 ) (Loaded, error) {
@@ -63,7 +61,7 @@ func Load(
 		}
 	}
 	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return l.out, fmt.Errorf("line %d: %w: longer than %d bytes", l.out.Lines+1, ErrLine, maxLine)
+		return l.out, usage.Errorf("line %d: no router event: longer than %d bytes", l.out.Lines+1, maxLine)
 	} else if err != nil {
 		return l.out, fmt.Errorf("line %d: %w", l.out.Lines+1, err)
 	}
@@ -115,7 +113,7 @@ func (l *loader) load(ctx context.Context, text []byte) error {
 		return failed
 	})
 	if err != nil && failed == nil {
-		return fmt.Errorf("%w: %w", ErrLine, err)
+		return usage.Errorf("no router event: %w", err)
 	}
 	return failed
 }

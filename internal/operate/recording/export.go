@@ -9,6 +9,8 @@ import (
 	"io"
 	"strconv"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/usage"
 )
 
 // Format is a form of exported requests.
@@ -50,6 +52,44 @@ func NewExporter(w io.Writer, format Format, tokens uint32) (*Exporter, error) {
 	}
 	return &Exporter{w: bufio.NewWriter(w), format: format, tokens: tokens, ids: map[Name]uint64{},
 		sessions: map[Name]uint64{}}, nil
+}
+
+// ExportSettings are the settings of an export, as texts.
+type ExportSettings struct {
+	Since, Until string // see [ParseMoment]; empty: all requests, and now
+	Model        string // empty: all models
+	Format       Format
+	Tokens       uint32 // of a hash id
+}
+
+// Check adds the errors of the settings to wrong.
+func (x *ExportSettings) Check(wrong *usage.Complaints) {
+	wrong.When(x.Tokens == 0, "--block-tokens is 0")
+	_, err := NewExporter(io.Discard, x.Format, x.Tokens)
+	wrong.About("--format", err)
+	f, err := x.filter(time.Now())
+	*wrong = append(*wrong, err)
+	wrong.When(err == nil && !f.Until.IsZero() && !f.Since.Before(f.Until), "--until is not after --since")
+}
+
+// Export writes the selected requests of a source to a writer.
+func (x *ExportSettings) Export(ctx context.Context, from Source, w io.Writer) (*Exporter, Summary, error) {
+	f, err := x.filter(time.Now())
+	if err != nil {
+		return nil, Summary{}, err
+	}
+	return Export(ctx, from, f, w, x.Format, x.Tokens)
+}
+
+// filter returns the selection of requests. now is the end of the durations in Since and Until.
+func (x *ExportSettings) filter(now time.Time) (f Filter, err error) {
+	var wrong usage.Complaints
+	f.Model = x.Model
+	f.Since, err = ParseMoment(x.Since, now)
+	wrong.About("--since", err)
+	f.Until, err = ParseMoment(x.Until, now)
+	wrong.About("--until", err)
+	return f, errors.Join(wrong...)
 }
 
 // Export writes the selected requests of a source to a writer. The exporter has the counts of the written requests.

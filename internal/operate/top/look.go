@@ -16,9 +16,23 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// WhileConnected returns a look that fails when the connection to NATS is lost, because its answers are lost then.
+// Looks returns looks with a client, each with a time limit. With a connection to NATS, a look fails when the
+// connection is lost; shown is the address of the servers in the error. conn is nil over HTTP.
+func Looks(c *client.Client, conn *jetstream.Conn, shown string, limit time.Duration) LookFunc {
+	look := func(ctx context.Context) (*Look, error) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		return LookAt(ctx, c)
+	}
+	if conn == nil {
+		return look
+	}
+	return whileConnected(conn, shown, look)
+}
+
+// whileConnected returns a look that fails when the connection to NATS is lost, because its answers are lost then.
 // shown is the address of the servers in the error.
-func WhileConnected(conn *jetstream.Conn, shown string,
+func whileConnected(conn *jetstream.Conn, shown string,
 	look func(context.Context) (*Look, error)) func(context.Context) (*Look, error) {
 	changes := conn.NATS().StatusChanged()
 	return func(ctx context.Context) (*Look, error) {

@@ -1,6 +1,7 @@
 package upkeep
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/escape"
 	"github.com/kvatlas/kvatlas/internal/base/usage"
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // UserNames are the names of users with keys in a namespace.
@@ -46,28 +48,82 @@ func (n *UserNames) members(namespace string) (list []natsauth.Member) {
 
 // Keys changes the keys of NATS users in a folder. It prints the settings of the users and of the NATS servers.
 type Keys struct {
-	Ring     *natsauth.Ring
-	Resolver string    // folder of the NATS servers for accounts; for keys created with JWTs
-	NATS     string    // address of the NATS servers in the settings files of the users
-	Servers  io.Writer // gets the configuration of NATS servers
-	Users    io.Writer // gets the users' connection settings and the next step
+	Folder    string
+	Namespace string    // empty: the only namespace of the folder
+	Resolver  string    // folder of the NATS servers for accounts; for keys created with JWTs
+	NATS      string    // address of the NATS servers in the settings files of the users
+	Servers   io.Writer // gets the configuration of NATS servers
+	Users     io.Writer // gets the users' connection settings and the next step
+
+	ring *natsauth.Ring // of [Keys.Open] or [Keys.Create]
 }
 
-// Create creates keys for the users of new namespaces. Without shims and pools, a single pool serves all shims.
-func (k *Keys) Create(namespaces []string, partitions uint32, names *UserNames) error {
+// Open reads the keys in the folder. The other methods, except Create, need it.
+func (k *Keys) Open() (err error) {
+	k.ring, err = natsauth.Open(k.Folder)
+	return err
+}
+
+// choose returns an error if the keys are of several namespaces and none is given.
+func (k *Keys) choose() error {
+	if k.Namespace != "" {
+		return nil
+	}
+	if len(k.ring.Namespaces) != 1 {
+		return usage.Errorf("--namespace is missing: %s has %d namespaces", k.Folder, len(k.ring.Namespaces))
+	}
+	k.Namespace = k.ring.Namespaces[0].Name
+	return nil
+}
+
+// NewKeys are the settings of [Keys.Create].
+type NewKeys struct {
+	Namespaces []string
+	Partitions uint32
+	Users      UserNames
+	JWT        bool // an operator signs the accounts
+	Keep       bool // keys of existing users are used; excludes JWT
+}
+
+// Check adds the errors of several settings to wrong.
+func (n *NewKeys) Check(wrong *usage.Complaints) {
+	for _, ns := range n.Namespaces {
+		wrong.About("--namespace", jetstream.CheckNamespace(ns))
+	}
+	wrong.When(n.JWT && n.Keep, "--jwt and --keep-keys exclude each other: users of a JWT need new credentials")
+}
+
+// Create creates the folder with the keys for the users of new namespaces. Without shims and pools, a single pool
+// serves all shims.
+func (k *Keys) Create(n *NewKeys) (err error) {
+	mode := natsauth.Static
+	if n.JWT {
+		mode = natsauth.JWT
+	}
+	if k.ring, err = natsauth.Create(k.Folder, mode); err != nil {
+		return err
+	}
+	if n.Keep {
+		k.ring.KeepKeys()
+	}
+	return k.create(n.Namespaces, n.Partitions, &n.Users)
+}
+
+// create creates keys for the users of namespaces.
+func (k *Keys) create(namespaces []string, partitions uint32, names *UserNames) error {
 	for _, ns := range namespaces {
-		if err := k.Ring.AddNamespace(ns, partitions); err != nil {
+		if err := k.ring.AddNamespace(ns, partitions); err != nil {
 			return err
 		}
 		members := names.members(ns)
 		if len(names.Shims)+len(names.Pools) == 0 {
 			members = append(members, natsauth.Member{Namespace: ns, Role: natsauth.RolePool, Models: names.Models})
 		}
-		if _, err := k.Ring.AddAll(members); err != nil {
+		if _, err := k.ring.AddAll(members); err != nil {
 			return err
 		}
 	}
-	if err := k.Ring.Save(); err != nil {
+	if err := k.ring.Save(); err != nil {
 		return err
 	}
 	for _, ns := range namespaces {
@@ -78,20 +134,23 @@ func (k *Keys) Create(namespaces []string, partitions uint32, names *UserNames) 
 	return k.printServers()
 }
 
-// Add creates keys for further users of a namespace.
-func (k *Keys) Add(namespace string, names *UserNames) error {
-	members := names.members(namespace)
+// Add creates keys for further users of the namespace.
+func (k *Keys) Add(names *UserNames) error {
+	if err := k.choose(); err != nil {
+		return err
+	}
+	members := names.members(k.Namespace)
 	if len(members) == 0 {
 		return usage.Errorf("--shim, --pool, --store, --reader, --router, --operator or --analyst is missing")
 	}
-	added, err := k.Ring.AddAll(members)
+	added, err := k.ring.AddAll(members)
 	if err != nil {
 		return err
 	}
-	if err := k.Ring.Save(); err != nil {
+	if err := k.ring.Save(); err != nil {
 		return err
 	}
-	if err := k.writeUsers(namespace, added...); err != nil {
+	if err := k.writeUsers(k.Namespace, added...); err != nil {
 		return err
 	}
 	return k.published()
@@ -99,9 +158,12 @@ func (k *Keys) Add(namespace string, names *UserNames) error {
 
 // Rotate creates new keys for users, or makes the old keys invalid with finish. Without users, it rotates the keys of
 // all users of the namespace.
-func (k *Keys) Rotate(namespace string, users []string, finish bool) error {
+func (k *Keys) Rotate(users []string, finish bool) error {
+	if err := k.choose(); err != nil {
+		return err
+	}
 	if len(users) == 0 {
-		grants, err := k.Ring.Grants(namespace)
+		grants, err := k.ring.Grants(k.Namespace)
 		if err != nil {
 			return err
 		}
@@ -111,15 +173,15 @@ func (k *Keys) Rotate(namespace string, users []string, finish bool) error {
 	}
 	for _, user := range users {
 		if !finish {
-			if err := k.Ring.Rotate(namespace, user); err != nil {
+			if err := k.ring.Rotate(k.Namespace, user); err != nil {
 				return err
 			}
-			if err := k.Ring.Save(); err != nil { // at once: the folder has the secret
+			if err := k.ring.Save(); err != nil { // at once: the folder has the secret
 				return err
 			}
 			continue
 		}
-		ended, err := k.Ring.Finish(namespace, user)
+		ended, err := k.ring.Finish(k.Namespace, user)
 		if err != nil {
 			return err
 		}
@@ -127,26 +189,29 @@ func (k *Keys) Rotate(namespace string, users []string, finish bool) error {
 			fmt.Fprintf(k.Users, "%s: no old key\n", escape.Text(user))
 		}
 	}
-	if err := k.Ring.Save(); err != nil {
+	if err := k.ring.Save(); err != nil {
 		return err
 	}
-	if err := k.printUsers(namespace, users...); err != nil {
+	if err := k.printUsers(k.Namespace, users...); err != nil {
 		return err
 	}
 	return k.published()
 }
 
 // Remove removes users and their keys.
-func (k *Keys) Remove(namespace string, users []string) error {
+func (k *Keys) Remove(users []string) error {
+	if err := k.choose(); err != nil {
+		return err
+	}
 	if len(users) == 0 {
 		return usage.Errorf("--user is missing")
 	}
 	for _, user := range users {
-		if err := k.Ring.Remove(namespace, user); err != nil {
+		if err := k.ring.Remove(k.Namespace, user); err != nil {
 			return err
 		}
 	}
-	if err := k.Ring.Save(); err != nil {
+	if err := k.ring.Save(); err != nil {
 		return err
 	}
 	return k.published()
@@ -156,13 +221,13 @@ func (k *Keys) Remove(namespace string, users []string) error {
 // prints only a configuration with all users in the nodes' account.
 func (k *Keys) Print(transition bool) error {
 	if transition {
-		text, err := k.Ring.TransitionConfig()
+		text, err := k.ring.TransitionConfig()
 		if err == nil {
 			_, err = io.WriteString(k.Servers, text)
 		}
 		return err
 	}
-	for _, ns := range k.Ring.Namespaces {
+	for _, ns := range k.ring.Namespaces {
 		if err := k.printUsers(ns.Name); err != nil {
 			return err
 		}
@@ -170,10 +235,18 @@ func (k *Keys) Print(transition bool) error {
 	return k.printServers()
 }
 
+// SystemCreds returns the credentials file for [Keys.Push].
+func (k *Keys) SystemCreds() string { return k.ring.SystemCreds() }
+
+// Push sends the accounts of keys with JWTs to the NATS servers of a connection. It returns the number of accounts.
+func (k *Keys) Push(ctx context.Context, conn *jetstream.Conn) (accounts int, err error) {
+	return k.ring.Push(ctx, conn)
+}
+
 // printUsers prints the connection settings of a namespace's users: all users, or the named users.
 func (k *Keys) printUsers(namespace string, only ...string) error {
 	return k.eachUser(namespace, only, func(g *natsauth.Grant) error {
-		fmt.Fprintf(k.Users, "%s: %s\n", escape.Text(g.User), escape.Text(k.Ring.Flags(namespace, g)))
+		fmt.Fprintf(k.Users, "%s: %s\n", escape.Text(g.User), escape.Text(k.ring.Flags(namespace, g)))
 		return nil
 	})
 }
@@ -181,7 +254,7 @@ func (k *Keys) printUsers(namespace string, only ...string) error {
 // writeUsers writes the settings files of a namespace's users, of all or of the named users, and prints the users.
 func (k *Keys) writeUsers(namespace string, only ...string) error {
 	err := k.eachUser(namespace, only, func(g *natsauth.Grant) error {
-		return k.Ring.WriteSettings(namespace, k.NATS, g)
+		return k.ring.WriteSettings(namespace, k.NATS, g)
 	})
 	if err != nil {
 		return err
@@ -190,13 +263,13 @@ func (k *Keys) writeUsers(namespace string, only ...string) error {
 		return err
 	}
 	fmt.Fprintf(k.Users, "in place of the flags: --config %s, with the user's name for *\n",
-		escape.Text(k.Ring.SettingsFile(namespace, &natsauth.Grant{User: "*"})))
+		escape.Text(k.ring.SettingsFile(namespace, &natsauth.Grant{User: "*"})))
 	return nil
 }
 
 // eachUser calls do for all users of a namespace, or for the named users, until an error.
 func (k *Keys) eachUser(namespace string, only []string, do func(*natsauth.Grant) error) error {
-	grants, err := k.Ring.Grants(namespace)
+	grants, err := k.ring.Grants(namespace)
 	for i := range grants {
 		if err == nil && (len(only) == 0 || slices.Contains(only, grants[i].User)) {
 			err = do(&grants[i])
@@ -207,7 +280,7 @@ func (k *Keys) eachUser(namespace string, only []string, do func(*natsauth.Grant
 
 // printServers prints the configuration of NATS servers.
 func (k *Keys) printServers() error {
-	text, err := k.Ring.ServerConfig(k.Resolver)
+	text, err := k.ring.ServerConfig(k.Resolver)
 	if err == nil {
 		_, err = io.WriteString(k.Servers, text)
 	}
@@ -216,7 +289,7 @@ func (k *Keys) printServers() error {
 
 // published describes the step that activates a change of the keys.
 func (k *Keys) published() error {
-	if k.Ring.Mode == natsauth.JWT {
+	if k.ring.Mode == natsauth.JWT {
 		fmt.Fprintln(k.Users, "run `indexer auth push` to give the accounts to the NATS servers")
 		return nil
 	}

@@ -2,6 +2,7 @@ package upkeep
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,12 +17,8 @@ func TestKeys(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []natsauth.Mode{natsauth.Static, natsauth.JWT} {
 		dir := t.TempDir()
-		ring, err := natsauth.Create(dir, mode)
-		if err != nil {
-			t.Fatal(err)
-		}
 		var servers, users strings.Builder
-		k := &Keys{Ring: ring, Resolver: "jwt", NATS: "nats://n1", Servers: &servers, Users: &users}
+		k := &Keys{Folder: filepath.Join(dir, "keys"), Resolver: "jwt", NATS: "nats://n1", Servers: &servers, Users: &users}
 		step := func(what string, err error, printed ...string) {
 			t.Helper()
 			if err != nil {
@@ -32,36 +29,62 @@ func TestKeys(t *testing.T) {
 					t.Errorf("%s prints %q, without %q", what, &users, want)
 				}
 			}
-			if mode == natsauth.Static && !strings.HasPrefix(servers.String(), "accounts {") {
+			if mode == natsauth.Static && what != "open" && !strings.HasPrefix(servers.String(), "accounts {") {
 				t.Errorf("%s prints no accounts: %q", what, &servers)
 			}
 			servers.Reset()
 			users.Reset()
 		}
 		lines := func() int { return strings.Count(users.String(), "\n") }
-		step("create", k.Create([]string{"a"}, 4, &UserNames{}), "node: ", "shim: ", "reader: ", "--config ")
-		if text, err := os.ReadFile(filepath.Join(dir, "a-reader.yaml")); err != nil ||
+		created := k.Create(&NewKeys{Namespaces: []string{"a"}, Partitions: 4, JWT: mode == natsauth.JWT})
+		step("create", created, "node: ", "shim: ", "reader: ", "--config ")
+		if text, err := os.ReadFile(filepath.Join(k.Folder, "a-reader.yaml")); err != nil ||
 			!strings.Contains(string(text), "nats://n1") {
 			t.Errorf("the settings of the reader: %s, %v", text, err)
 		}
-		err = k.Add("a", &UserNames{Shims: []string{"w1"}, Analysts: []string{"x"}})
+		step("open", k.Open())
+		err := k.Add(&UserNames{Shims: []string{"w1"}, Analysts: []string{"x"}})
 		if want := 3 + 1; lines() != want {
 			t.Errorf("add prints %d lines, want two users, the settings and the next step: %q", lines(), &users)
 		}
 		step("add", err, "shim-w1: ", "analyst-x: ")
-		step("rotate", k.Rotate("a", []string{"reader"}, false), "reader: ")
-		step("finish", k.Rotate("a", []string{"reader", "router"}, true), "router: no old key")
-		step("rotate all", k.Rotate("a", nil, false), "analyst-x: ", "node: ")
-		step("remove", k.Remove("a", []string{"shim-w1"}))
+		step("rotate", k.Rotate([]string{"reader"}, false), "reader: ")
+		step("finish", k.Rotate([]string{"reader", "router"}, true), "router: no old key")
+		step("rotate all", k.Rotate(nil, false), "analyst-x: ", "node: ")
+		step("remove", k.Remove([]string{"shim-w1"}))
 		if err := k.Print(false); err != nil || strings.Contains(users.String(), "shim-w1") {
 			t.Errorf("after the removal: %q, %v", &users, err)
 		}
 		for what, err := range map[string]error{
-			"add": k.Add("a", &UserNames{Models: []string{"m"}}), "remove": k.Remove("a", nil),
+			"add": k.Add(&UserNames{Models: []string{"m"}}), "remove": k.Remove(nil),
 		} {
 			if _, is := errors.AsType[*usage.Error](err); !is {
 				t.Errorf("%s of nothing: %v", what, err)
 			}
 		}
+	}
+}
+
+// TestKeysOfSeveralNamespaces: a change needs the name of a namespace, if the folder has several.
+func TestKeysOfSeveralNamespaces(t *testing.T) {
+	t.Parallel()
+	k := &Keys{Folder: t.TempDir(), Servers: io.Discard, Users: io.Discard}
+	if err := k.Create(&NewKeys{Namespaces: []string{"a", "b"}, Partitions: 4}); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{"add": k.Add(&UserNames{Shims: []string{"w"}}),
+		"rotate": k.Rotate(nil, false), "remove": k.Remove([]string{"shim"})} {
+		if _, is := errors.AsType[*usage.Error](err); !is || !strings.Contains(err.Error(), "--namespace is missing") {
+			t.Errorf("%s without a namespace: %v", what, err)
+		}
+	}
+	k.Namespace = "b"
+	if err := k.Add(&UserNames{Shims: []string{"w"}}); err != nil {
+		t.Error(err)
+	}
+	var wrong usage.Complaints
+	(&NewKeys{Namespaces: []string{"NO"}, JWT: true, Keep: true}).Check(&wrong)
+	if len(wrong) != 2 {
+		t.Errorf("complaints: %v", wrong)
 	}
 }

@@ -20,8 +20,24 @@ type Deletion struct {
 	Streams   []jetstream.StreamUse `json:"streams"`
 }
 
-// ListNamespace lists the streams and buckets of a namespace. A namespace without any is an error.
-func ListNamespace(ctx context.Context, conn *jetstream.Conn, namespace string) (*Deletion, error) {
+// DeleteNamespace lists the streams and buckets of a namespace, and deletes them if yes is true. Without force, an
+// indexer or a shim that answers is an error, and nothing changes. timeout limits the wait for an indexer.
+func DeleteNamespace(ctx context.Context, conn *jetstream.Conn, namespace string, yes, force bool,
+	timeout time.Duration) (*Deletion, error) {
+	d, err := listNamespace(ctx, conn, namespace)
+	if err != nil || !yes {
+		return d, err
+	}
+	if !force {
+		if err := inUse(ctx, conn, namespace, timeout); err != nil {
+			return nil, err
+		}
+	}
+	return d, d.delete(ctx, conn)
+}
+
+// listNamespace lists the streams and buckets of a namespace. A namespace without any is an error.
+func listNamespace(ctx context.Context, conn *jetstream.Conn, namespace string) (*Deletion, error) {
 	d := &Deletion{Namespace: namespace}
 	var err error
 	if d.Streams, err = conn.NamespaceStreams(ctx, namespace); err != nil {
@@ -34,9 +50,9 @@ func ListNamespace(ctx context.Context, conn *jetstream.Conn, namespace string) 
 	return d, nil
 }
 
-// Delete deletes the listed streams and buckets. The namespace's record is the last of them, so an interrupted deletion
+// delete deletes the listed streams and buckets. The namespace's record is the last of them, so an interrupted deletion
 // can be repeated.
-func (d *Deletion) Delete(ctx context.Context, conn *jetstream.Conn) error {
+func (d *Deletion) delete(ctx context.Context, conn *jetstream.Conn) error {
 	for _, s := range d.Streams {
 		if err := conn.DeleteStream(ctx, s.Name); err != nil {
 			return err
@@ -46,8 +62,8 @@ func (d *Deletion) Delete(ctx context.Context, conn *jetstream.Conn) error {
 	return nil
 }
 
-// InUse returns an error if an indexer or a shim of the namespace answers. timeout limits the wait for an indexer.
-func InUse(ctx context.Context, conn *jetstream.Conn, namespace string, timeout time.Duration) error {
+// inUse returns an error if an indexer or a shim of the namespace answers. timeout limits the wait for an indexer.
+func inUse(ctx context.Context, conn *jetstream.Conn, namespace string, timeout time.Duration) error {
 	c, err := client.NATS(conn.NATS(), namespace, client.Options{Absent: time.Millisecond})
 	if err != nil {
 		return err

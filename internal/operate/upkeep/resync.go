@@ -3,6 +3,7 @@ package upkeep
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 
 	"github.com/kvatlas/kvatlas/internal/base/usage"
 	"github.com/kvatlas/kvatlas/internal/ingest/control"
@@ -10,9 +11,22 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
+// Resynced lists the shims that answered a request for a resync, in the form of the JSON output.
+type Resynced struct {
+	Shims []control.Shim `json:"shims"`
+}
+
+// Failure returns an error if no shim answered.
+func (r *Resynced) Failure() error {
+	if len(r.Shims) == 0 {
+		return errors.New("no shim answered")
+	}
+	return nil
+}
+
 // Resync requests a new incarnation from the shims of a worker, or of a partition if worker is empty. It returns the
 // shims that answered.
-func Resync(ctx context.Context, ns *jetstream.Namespace, partition uint32, worker events.WorkerID) ([]control.Shim,
+func Resync(ctx context.Context, ns *jetstream.Namespace, partition uint32, worker events.WorkerID) (*Resynced,
 	error) {
 	p := events.Partition(partition)
 	if worker != "" {
@@ -23,5 +37,6 @@ func Resync(ctx context.Context, ns *jetstream.Namespace, partition uint32, work
 	} else if partition >= ns.Partitions() {
 		return nil, usage.Errorf("there is no partition %d: there are %d, from 0", partition, ns.Partitions())
 	}
-	return control.ResyncAll(ctx, ns, p, worker, control.ResyncRequest{ID: rand.Text()})
+	shims, err := control.ResyncAll(ctx, ns, p, worker, control.ResyncRequest{ID: rand.Text()})
+	return &Resynced{append([]control.Shim{}, shims...)}, err
 }

@@ -1,11 +1,16 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // Flags are a table of flags. A row has the variable, the name, the default, the help text and the checks of a flag.
@@ -79,6 +84,25 @@ func (t Flags) Check(wrong *Complaints) {
 	}
 }
 
+// Command returns a command with a table of flags. check adds the errors of several flags together; nil: there are
+// none. do runs after all checks.
+func Command(cmd *cobra.Command, flags Flags, check func(*Complaints),
+	do func(ctx context.Context, args []string) error) *cobra.Command {
+	flags.Add(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var wrong Complaints
+		flags.Check(&wrong)
+		if check != nil {
+			check(&wrong)
+		}
+		if err := wrong.Usage(); err != nil {
+			return err
+		}
+		return do(cmd.Context(), args)
+	}
+	return cmd
+}
+
 // Is returns a check of ok. The error has the name of the flag, the value and a text.
 func Is[T any](ok func(T) bool, text string, args ...any) Check[T] {
 	return func(name string, value T) error {
@@ -141,6 +165,22 @@ func NotNegative[T number]() Check[T] { return Is(func(v T) bool { return v >= 0
 // OneOf returns a check for a list of values. text describes the values in the error.
 func OneOf[T comparable](text string, values ...T) Check[T] {
 	return Is(func(v T) bool { return slices.Contains(values, v) }, "%s", text)
+}
+
+// HTTPAddress is a check of a URL of HTTP.
+func HTTPAddress(name, value string) error {
+	if err := CheckHTTP(value); err != nil {
+		return fmt.Errorf("--%s %w", name, err)
+	}
+	return nil
+}
+
+// CheckHTTP returns an error for a text that is not a URL of HTTP. The error has no password.
+func CheckHTTP(url string) error {
+	if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
+		return fmt.Errorf("%q is not an http:// or https:// URL", jetstream.ShownAddress(url))
+	}
+	return nil
 }
 
 // Given reports whether a flag has another value than its default.

@@ -151,10 +151,7 @@ func mediaItem(text string) (item events.MediaItem, err error) {
 
 // numbersIn reads the numbers in a file.
 func numbersIn(path string) ([]uint32, error) {
-	if path == "-" {
-		return numbers[uint32](os.Stdin, 32)
-	}
-	f, err := os.Open(path)
+	f, err := OpenInput(path)
 	if err != nil {
 		return nil, err
 	}
@@ -164,10 +161,20 @@ func numbersIn(path string) ([]uint32, error) {
 
 // readInput reads a file, or standard input.
 func readInput(path string) ([]byte, error) {
-	if path == "-" {
-		return io.ReadAll(os.Stdin)
+	f, err := OpenInput(path)
+	if err != nil {
+		return nil, err
 	}
-	return os.ReadFile(path)
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
+// OpenInput opens a file, or standard input for the path -.
+func OpenInput(path string) (io.ReadCloser, error) {
+	if path == "-" {
+		return io.NopCloser(os.Stdin), nil
+	}
+	return os.Open(path)
 }
 
 // readChat reads messages, or a request with messages. readChat ignores the rest of the request.

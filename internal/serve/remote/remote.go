@@ -99,6 +99,12 @@ func Ask[T any](
 	return answer, err
 }
 
+// SetTimeout changes the default and the help text of --timeout.
+func (t *Target) SetTimeout(def time.Duration, help string) {
+	f := t.flags.Lookup("timeout")
+	t.Timeout, f.DefValue, f.Usage = def, def.String(), help
+}
+
 // Denied adds the missing flag or right to the error of a forbidden subject.
 func Denied(err error) error {
 	if err == nil || cli.RefusalAdvice(err) == "" {
@@ -178,4 +184,17 @@ func (t *Target) Reach(ctx context.Context, do func(context.Context, *jetstream.
 		}
 		return err
 	})
+}
+
+// ShowStored opens the namespace for do, as [Target.Reach], and prints the result as JSON or with print.
+func ShowStored[T any](
+	ctx context.Context, t *Target, do func(context.Context, *jetstream.Namespace) (T, error), print func(io.Writer, T),
+) (result T, err error) {
+	err = t.Reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) (err error) {
+		if result, err = do(ctx, ns); err != nil {
+			return err
+		}
+		return t.Print(result, func(w io.Writer) { print(w, result) })
+	})
+	return result, err
 }

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/internal/ingest/control"
 	"github.com/kvatlas/kvatlas/internal/operate/dump"
 	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
@@ -57,12 +56,12 @@ func DeletionNote(w io.Writer, d *upkeep.Deletion) {
 }
 
 // Shims prints a line for each shim that received a request for a resync.
-func Shims(w io.Writer, shims []control.Shim) {
-	if len(shims) == 0 {
+func Shims(w io.Writer, r *upkeep.Resynced) {
+	if len(r.Shims) == 0 {
 		return
 	}
-	rows := make([][]any, len(shims))
-	for i, s := range shims {
+	rows := make([][]any, len(r.Shims))
+	for i, s := range r.Shims {
 		replay := "yes"
 		if !s.Replay {
 			replay = "no"
@@ -73,7 +72,7 @@ func Shims(w io.Writer, shims []control.Shim) {
 }
 
 // Loaded prints the counts of loaded lines.
-func Loaded(w io.Writer, l *dump.Loaded) {
+func Loaded(w io.Writer, l dump.Loaded) {
 	cli.Fprintf(w, "%d lines: %d events of %d ranks published, with %d blocks\n", l.Lines, l.Events, l.Ranks, l.Blocks)
 	for _, why := range slices.Sorted(maps.Keys(l.Skipped)) {
 		cli.Fprintf(w, "%d lines passed over: unknown %s\n", l.Skipped[why], why)
