@@ -28,7 +28,7 @@ const (
 	ReasonGap         Reason = 2 // engine events are missing, and the engine could not replay them
 	ReasonRestart     Reason = 3 // the engine restarted
 	ReasonLeaseExpiry Reason = 4 // the worker's lease expired
-	ReasonOverflow    Reason = 5 // the shim's queue was full for too long
+	_                 Reason = 5 // reserved, "overflow": no program writes it
 	ReasonOperator    Reason = 6 // an operator requested it
 	ReasonEngineGone  Reason = 7 // the engine's process ended
 )
