@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/kvatlas/kvatlas/pkg/jetstream"
+	"github.com/kvatlas/kvatlas/internal/base/natsurl"
 )
 
 // Flags are a table of flags. A row has the variable, the name, the default, the help text and the checks of a flag.
@@ -178,7 +178,7 @@ func HTTPAddress(name, value string) error {
 // CheckHTTP returns an error for a text that is not a URL of HTTP. The error has no password.
 func CheckHTTP(url string) error {
 	if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
-		return fmt.Errorf("%q is not an http:// or https:// URL", jetstream.ShownAddress(url))
+		return fmt.Errorf("%q is not an http:// or https:// URL", natsurl.Shown(url))
 	}
 	return nil
 }
