@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -18,7 +19,8 @@ func sessionsCommand() *cobra.Command {
 		Use:   "sessions [ID]",
 		Short: "List the sessions with their workers; end a session",
 		Long: `List the sessions that session affinity keeps on a worker, the last used first: worker, last use and the end
-without a further use. With an ID, show that session in all models. docs/sessions.md explains the columns.
+without a further use. With an ID, show that session in all models, and its blocks in each tier of each worker whose
+engine announces session ids. docs/sessions.md explains the columns.
 
 The NATS user needs the rights of a router or an operator.`,
 		Example: `  indexer sessions
@@ -37,7 +39,14 @@ The NATS user needs the rights of a router or an operator.`,
 			}
 			return r.Check()
 		},
-		Send: remote.Call((*client.Client).Sessions, r), Print: tables.Sessions,
+		Send: remote.Call((*client.Client).Sessions, r),
+		Print: func(w io.Writer, list *api.SessionList) {
+			if r.SessionID != "" {
+				tables.Session(w, list)
+			} else {
+				tables.Sessions(w, list)
+			}
+		},
 	})
 	cmd.AddCommand(endSessionCommand())
 	return cmd

@@ -231,6 +231,10 @@ var Operations = []*Operation{
 		method:  insights(Insights.EndSession),
 	},
 	{
+		Name: ops.SessionBlocks, OneNode: true, Summary: "The blocks of a session on a node's workers",
+		method: insights(Insights.SessionBlocks),
+	},
+	{
 		Name: ops.Capacity, Routes: get("/v1/capacity"), Access: AccessRead, AnyNode: true, Granted: true,
 		Summary: "The hit rate of a model's prompts by size of the cache: parameters of the URL, or a body",
 		Empty:   true, Parameters: []string{"model"}, Codes: []Code{CodeMissingModel, CodeUnknownModel},

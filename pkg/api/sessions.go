@@ -59,6 +59,47 @@ type SessionList struct {
 	Sessions []Session `json:"sessions" msgpack:"sessions"`
 	Total    int       `json:"total" msgpack:"total"`       // sessions without the limit
 	Affinity bool      `json:"affinity" msgpack:"affinity"` // false: nodes run without session_affinity and bind none
+
+	// Of a request with SessionID: the blocks of the session on each rank whose engine announces the session in its
+	// events. Without such an engine, the blocks are not known. Missing lists the partitions without an answer.
+	Held    []SessionHolding   `json:"held,omitempty" msgpack:"held,omitempty"`
+	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+}
+
+// SessionHolding has the blocks of a session on a rank: the block that the engine stored last for the session, and all
+// blocks before it. A block in several tiers counts in each.
+type SessionHolding struct {
+	Model    string          `json:"model" msgpack:"model"`
+	Worker   events.WorkerID `json:"worker" msgpack:"worker"`
+	Rank     events.Rank     `json:"rank" msgpack:"rank"`
+	Blocks   uint32          `json:"blocks" msgpack:"blocks"` // held or not
+	Device   uint32          `json:"device" msgpack:"device"`
+	Host     uint32          `json:"host" msgpack:"host"`
+	Disk     uint32          `json:"disk" msgpack:"disk"`
+	External uint32          `json:"external" msgpack:"external"`
+}
+
+// SessionBlocksRequest is a request for the blocks of a session on the ranks of some partitions.
+type SessionBlocksRequest struct {
+	Model      string             `json:"model,omitempty" msgpack:"model,omitempty"` // empty: all
+	SessionID  string             `json:"session_id" msgpack:"session_id"`
+	Partitions []events.Partition `json:"partitions" msgpack:"partitions"`
+}
+
+// Check returns an error for an invalid request. The error is an [Error].
+func (r *SessionBlocksRequest) Check() error {
+	return (&SessionEnd{SessionID: r.SessionID}).Check()
+}
+
+func (r *SessionBlocksRequest) members(list []member) []member {
+	return append(list, member{"model", &r.Model}, member{"session_id", &r.SessionID},
+		member{"partitions", &r.Partitions})
+}
+
+// SessionBlocks is a node's part of SessionList.Held.
+type SessionBlocks struct {
+	Held    []SessionHolding   `json:"held" msgpack:"held"`
+	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"` // not served by the node
 }
 
 // Session is a session that is bound to a rank.
@@ -81,6 +122,7 @@ type Insights interface {
 	// EndSession returns the ended sessions. A session without a binding is no error.
 	EndSession(ctx context.Context, r *SessionEnd) (*SessionList, error)
 
+	SessionBlocks(ctx context.Context, r *SessionBlocksRequest) (*SessionBlocks, error)
 	RemovalOrder(ctx context.Context, r *RemovalRequest) (*RemovalOrder, error)
 	RemovalPart(ctx context.Context, r *RemovalRequest) (*RemovalPart, error)
 	Scaling(ctx context.Context, r *ScalingRequest) (*Scaling, error)

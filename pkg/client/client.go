@@ -256,6 +256,11 @@ func (c *Client) EndSession(ctx context.Context, model, session string) (*api.Se
 	return call[api.SessionList](ctx, c, ops.EndSession, &api.SessionEnd{Model: model, SessionID: session})
 }
 
+// SessionBlocks returns the blocks of a session on a node's workers. Nodes call each other with it.
+func (c *Client) SessionBlocks(ctx context.Context, r *api.SessionBlocksRequest) (*api.SessionBlocks, error) {
+	return call[api.SessionBlocks](ctx, c, ops.SessionBlocks, r)
+}
+
 // RemovalOrder returns the workers of a model in the order of removal, the smallest loss of reuse first.
 func (c *Client) RemovalOrder(ctx context.Context, r *api.RemovalRequest) (*api.RemovalOrder, error) {
 	return call[api.RemovalOrder](ctx, c, ops.RemovalOrder, r)

@@ -48,6 +48,8 @@ func (e *Event) check() error {
 		return fmt.Errorf("%d local hashes for %d blocks", len(e.Locals), len(e.Blocks))
 	case e.Lookahead > 0 && len(e.Locals) == 0:
 		return fmt.Errorf("a lookahead of %d tokens in an event of kind %d without local hashes", e.Lookahead, e.Kind)
+	case e.Session != 0 && !e.Places():
+		return fmt.Errorf("a session in an event of kind %d that determines no places", e.Kind)
 	case e.Kind != Stored && (e.Window > 0 || e.Drops):
 		return fmt.Errorf("a window of %d tokens in an event of kind %d", e.Window, e.Kind)
 	case e.Lookahead > MaxBlockSize:
@@ -136,6 +138,9 @@ func (e *Event) EncodedSize() int {
 	if elements > eventElements+3 {
 		size += msgp.UintSize(uint64(e.Chunk)) + 1
 	}
+	if elements > eventElements+5 {
+		size += msgp.UintSize(uint64(e.Session))
+	}
 	return size
 }
 
@@ -159,6 +164,8 @@ func AppendBatch(dst []byte, b *Batch) ([]byte, error) {
 // elements returns the length of the event's array. Empty elements at the end are omitted.
 func (e *Event) elements() int {
 	switch {
+	case e.Session != 0:
+		return eventElements + 6
 	case e.Lookahead|e.Window|e.Chunk == 0 && !e.Drops:
 		return eventElements
 	case e.Chunk > 0:
@@ -203,6 +210,9 @@ func appendEvent(dst []byte, e *Event) []byte {
 		} else {
 			dst = msgp.AppendNil(dst)
 		}
+	}
+	if elements > eventElements+5 {
+		dst = msgp.AppendUint(dst, uint64(e.Session))
 	}
 	return dst
 }
@@ -419,6 +429,13 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 			locals = content
 		}
 	}
+	session := uint64(0)
+	if more > 0 {
+		more--
+		if session, ok = r.Uint(math.MaxUint64); !ok {
+			return malformed(r.At, "no session")
+		}
+	}
 	if !r.SkipN(more) {
 		return malformed(r.At, "truncated")
 	}
@@ -427,7 +444,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 		Reason:    Reason(reason),
 		HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
 		Lookahead: uint32(lookahead), Window: uint32(window), Drops: drops,
-		Chunk: uint32(chunk), Own: own,
+		Chunk: uint32(chunk), Own: own, Session: SessionHash(session),
 	}
 	if err := e.check(); err != nil {
 		return malformed(begin, "%s", err)

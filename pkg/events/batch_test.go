@@ -65,6 +65,15 @@ func goldenBatches() map[string]Batch {
 				{Kind: Stored, Tier: Device, Group: 2, Attention: AttentionChunkedLocal, Window: 8192, Drops: true},
 			},
 		},
+		"session": {
+			Incarnation: 7, FirstID: 1, Model: "m", BlockSize: 16,
+			Events: []Event{
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, Blocks: []BlockHash{1}, Locals: []LocalHash{11},
+					Session: HashSession("chat-17")},
+				{Kind: Stored, Tier: Device, Attention: AttentionFull, HasParent: true, Parent: 1, Blocks: []BlockHash{2},
+					Locals: []LocalHash{22}, Lookahead: 1, Window: 1, Session: math.MaxUint64},
+			},
+		},
 		"partial": {
 			Incarnation: 7, FirstID: 4097, Model: "m", BlockSize: 64,
 			Cursor: Cursor{Partial: 3},
@@ -134,6 +143,9 @@ func drawEvent(t *rapid.T) Event {
 			}
 			if len(hashes) > 0 && rapid.Bool().Draw(t, "reads ahead") {
 				e.Lookahead = uint32(rapid.IntRange(1, MaxBlockSize).Draw(t, "lookahead"))
+			}
+			if len(hashes) > 0 && rapid.Bool().Draw(t, "of a session") {
+				e.Session = SessionHash(rapid.Uint64().Draw(t, "session"))
 			}
 		}
 		if e.Tier != Device && len(e.Locals) == 0 && rapid.Bool().Draw(t, "chunks") {
@@ -229,7 +241,7 @@ func extendBatch(t interface{ Fatal(...any) }, encoded []byte) []byte {
 	elements[5] = append(elements[5].([]any), addition...)
 	for i, v := range elements[7].([]any) {
 		e := v.([]any)
-		e = append(e, []any{0, 0, false, 0, nil}[min(len(e)-eventElements, 5):]...) // no lookahead, window, chunk
+		e = append(e, []any{0, 0, false, 0, nil, 0}[min(len(e)-eventElements, 6):]...) // no lookahead, window, chunk, session
 		elements[7].([]any)[i] = append(e, addition...)
 	}
 	extended, err := msgpack.Marshal(append(elements, addition...))
@@ -309,6 +321,12 @@ func TestDecodeBatchRefuses(t *testing.T) {
 		"beyond its bound": {0, 1 << 33, false}, "without what it drops": {0, 1, 1}} {
 		refuse(t, "a window "+name, change(func(e []any) []any {
 			e[7].([]any)[0] = append(e[7].([]any)[0].([]any), more...)
+			return e
+		}), ErrMalformed)
+	}
+	for name, v := range map[string]any{"of another type": "1", "without local hashes": 1} {
+		refuse(t, "a session "+name, change(func(e []any) []any {
+			e[7].([]any)[0] = append(e[7].([]any)[0].([]any), 0, 0, false, 0, nil, v)
 			return e
 		}), ErrMalformed)
 	}

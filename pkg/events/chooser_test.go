@@ -203,8 +203,8 @@ func (c chooser) event() any {
 			return []any{nil, []any{}, []any{uint32(randval.Int(c.Rand))}, []any{1, 2}, uint32(randval.Int(c.Rand))}[shape]
 		}))
 	}
-	if c.oneIn(4) {
-		set("session_id", c.junk())
+	if !saltShown && c.oneIn(4) {
+		set("session_id", []any{"chat-17", "", strings.Repeat("s", 256+c.IntN(2)), c.junk()}[c.IntN(4)])
 	}
 	if c.oneIn(10) {
 		set("origin", []any{"NEW", "REUSED", nil, 7}[c.IntN(4)])

@@ -128,7 +128,7 @@ func TestDecodeDoesNotAllocate(t *testing.T) {
 	)
 	for name, payload := range map[string][]byte{
 		"array": vllmStore(t, false, 64, 16), "map": vllmStore(t, true, 64, 16), "lookahead": lookaheadStore(t),
-		"rich": rich,
+		"rich": rich, "session": vllmStore(t, true, 64, 16, pair{"session_id", "chat-17"}),
 	} {
 		d := mustDecoder(t, VLLM, 16)
 		if n := testing.AllocsPerRun(100, func() {

@@ -638,6 +638,9 @@ func (d *Decoder) appendStored(e *rawEvent, blocks []BlockHash, hashed bool) {
 	if !s.HasParent {
 		s.Parent = 0
 	}
+	if hashed {
+		s.Session = e.session
+	}
 	locals := d.locals[e.locals:]
 	for len(blocks) > 0 {
 		n := min(len(blocks), MaxBlocksPerEvent)

@@ -15,9 +15,10 @@ import (
 // The hashes of tokens are those of NVIDIA Dynamo (ai-dynamo/dynamo › lib/kv-router and lib/llm,
 // compute_block_hash_for_seq). A router can send the same numbers to Dynamo and to kvatlas.
 const (
-	baseSeed = 1337 // for every block
-	loraSeed = 0    // for a LoRA's name
-	saltSeed = 1    // for a cache salt
+	baseSeed    = 1337 // for every block
+	loraSeed    = 0    // for a LoRA's name
+	saltSeed    = 1    // for a cache salt
+	sessionSeed = 2    // for a session id
 )
 
 // Space is the part of a block's identity beside the tokens: a block serves only prompts of the same space. The zero
@@ -105,6 +106,21 @@ func (h *Hasher) HashMedia(dst []LocalHash, tokens []uint32, media [][]BlockMedi
 	}
 	return dst
 }
+
+// maxSession bounds the bytes of a session's id.
+const maxSession = 256
+
+// HashSession returns the hash by which events refer to a session: the log contains no id of a client. An empty id has
+// the hash 0.
+func HashSession(id string) SessionHash {
+	if id == "" {
+		return 0
+	}
+	return max(SessionHash(xxh3.HashStringSeed(id, sessionSeed)), 1)
+}
+
+// hashSession is HashSession for bytes that are not empty.
+func hashSession(id []byte) SessionHash { return max(SessionHash(xxh3.HashSeed(id, sessionSeed)), 1) }
 
 // BlockMedia is a multimodal item with at least one token in a block.
 type BlockMedia struct {

@@ -165,7 +165,9 @@ type routerJSON struct {
 	Worker json.RawMessage `json:"worker_id"`
 	Tier   *string         `json:"storage_tier"`
 	Domain json.RawMessage `json:"residency_domain"`
-	Event  *struct {
+	// the session of the request that stored the blocks; any other type than text counts as absent
+	Session json.RawMessage `json:"session_id"`
+	Event   *struct {
 		ID   uint64          `json:"event_id"`
 		Data json.RawMessage `json:"data"`
 		Rank uint32          `json:"dp_rank"`
@@ -237,6 +239,7 @@ func readRouterEvent(line []byte, strict bool) (RouterEvent, error) {
 	switch {
 	case kinds["stored"] != nil:
 		out.Event, err = routerStoredOf(kinds["stored"], tier)
+		out.Event.Session = routerSession(e.Session)
 	case kinds["removed"] != nil:
 		var r routerRemoved
 		if err = strictjson.Unmarshal(kinds["removed"], &r); err == nil && len(r.Blocks) == 0 {
@@ -270,6 +273,15 @@ func routerWorker(text json.RawMessage) (WorkerID, error) {
 		return "", fmt.Errorf("worker_id: %w", err)
 	}
 	return WorkerID(text), nil
+}
+
+// routerSession returns the hash of an event's session_id, or 0 without a usable one.
+func routerSession(text json.RawMessage) SessionHash {
+	var id string
+	if len(text) == 0 || text[0] != '"' || strictjson.Unmarshal(text, &id) != nil || len(id) > maxSession {
+		return 0
+	}
+	return HashSession(id)
 }
 
 func routerStoredOf(text json.RawMessage, tier Tier) (Event, error) {

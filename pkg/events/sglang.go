@@ -27,6 +27,8 @@ func (d *Decoder) readSGLangExtras(r *msgp.Reader) {
 			d.raw.salt, d.raw.saltField = d.readSpaceName(r), true
 		case "lora_name":
 			d.raw.lora = d.readSpaceName(r)
+		case "session_id":
+			d.raw.session = d.readSession(r)
 		default:
 			r.Skip()
 		}

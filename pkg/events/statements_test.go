@@ -49,6 +49,10 @@ func after(parent BlockHash) func(*Event) {
 	return func(e *Event) { e.HasParent, e.Parent = true, parent }
 }
 
+func ofSession(id string) func(*Event) {
+	return func(e *Event) { e.Session = HashSession(id) }
+}
+
 func of(a Attention, g GroupIndex) func(*Event) {
 	return func(e *Event) { e.Attention, e.Group = a, g }
 }
@@ -111,8 +115,7 @@ func TestWhatEnginesWrite(t *testing.T) {
 		{says: "proposed fields do not disturb", events: []any{
 			store(names(1), nil, tokens, pair{"remaining_copy_counts", []int{2}}, pair{"skipped_parent_block_hash", 9},
 				pair{"skipped_token_ids", tokens}, pair{"skipped_extra_keys", nil},
-				pair{"event_version", 2}, pair{"ownership", "tier-2"}, pair{"session_id",
-					"s"}, pair{"kv_cache_spec_sliding_window", 64})},
+				pair{"event_version", 2}, pair{"ownership", "tier-2"}, pair{"kv_cache_spec_sliding_window", 64})},
 			want: []Event{device(t, 1, one)}},
 		{says: "TierBlocksCleared clears its medium alone",
 			events: []any{pairs{{"type", "TierBlocksCleared"}, {"medium", "CPU"}}}, want: []Event{{Kind: Cleared,
@@ -246,7 +249,26 @@ func TestWhatEnginesWrite(t *testing.T) {
 			events: []any{[]any{"BlockStored", names(1), nil, tokens, 4, nil, "GPU",
 				map[string]any{"cache_salt": "tenant", "session_id": "s"}}},
 			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"},
-				tokens)}}},
+				tokens), Session: HashSession("s")}}},
+		{says: "SGLang: a map at the place of lora_name has the session alone", engine: SGLang,
+			events: []any{[]any{"BlockStored", names(1), nil, tokens, 4, nil, "GPU", map[string]any{"session_id": "s"}}},
+			want:   []Event{device(t, 1, one, ofSession("s"))}},
+		{says: "the session of the request that stored the blocks",
+			events: []any{store(names(1), nil, tokens, pair{"session_id", "s"}),
+				store(names(2), 1, count(5, 4), pair{"session_id", strings.Repeat("s", maxSession)}),
+				store(names(3), 2, count(9, 4), pair{"session_id", ""}), store(names(4), 3, count(13, 4))},
+			want: []Event{device(t, 1, one, ofSession("s")), device(t, 5, []BlockHash{2}, after(1),
+				ofSession(strings.Repeat("s", maxSession))), device(t, 9, []BlockHash{3}, after(2)), device(t, 13,
+				[]BlockHash{4}, after(3))}},
+		{says: "a session of a wrong type or too long is none, is counted, and loses no event",
+			events: []any{store(names(1), nil, tokens, pair{"session_id", 7}),
+				store(names(2), 1, count(5, 4), pair{"session_id", strings.Repeat("s", maxSession+1)}),
+				store(names(3), 2, count(9, 4), pair{"session_id", map[string]any{"id": "s"}})},
+			want: []Event{device(t, 1, one), device(t, 5, []BlockHash{2}, after(1)), device(t, 9, []BlockHash{3},
+				after(2))}, passed: []Skip{skipField, skipField, skipField}},
+		{says: "a copy by name has no session: it determines no place",
+			events: []any{store(names(1), nil, []any{}, pair{"medium", "CPU"}, pair{"session_id", "s"})},
+			want:   []Event{{Kind: Stored, Tier: Host, Blocks: one, Chunk: 1}}},
 		{says: "SGLang: the salt is said with every event", engine: SGLang,
 			events: []any{store(names(1), nil, tokens, pair{"cache_salt", "tenant"}), store(names(2), 1, count(5, 4))},
 			want: []Event{{Kind: Stored, Tier: Device, Blocks: one, Locals: locals(t, 4, Space{Salt: "tenant"},

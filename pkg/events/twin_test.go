@@ -191,7 +191,7 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 	}
 	if extras, ok := fields["lora_name"].(map[string]any); ok {
 		delete(fields, "lora_name")
-		for _, name := range []string{"cache_salt", "lora_name"} {
+		for _, name := range []string{"cache_salt", "lora_name", "session_id"} {
 			if v, ok := extras[name]; ok {
 				fields[name] = v
 			}
@@ -216,6 +216,11 @@ func (n *naiveDecoder) event(v any) ([]Event, string) {
 		if attention.Main() && len(n.right) > 0 && !n.right[g] {
 			window = 1
 		}
+	}
+	session, isStr := fields["session_id"].(string)
+	if !isStr && fields["session_id"] != nil || len(session) > 256 {
+		n.counts[skipField]++
+		delete(fields, "session_id")
 	}
 	if _, isStr := fields["origin"].(string); !isStr && fields["origin"] != nil {
 		n.counts[skipField]++
@@ -527,6 +532,9 @@ func (n *naiveDecoder) stored(e Event, fields map[string]any, unreadable, isArra
 			panic(err)
 		}
 		e.Locals = append(e.Locals, h.HashMedia(nil, block, media[i:])[0])
+	}
+	if session, _ := fields["session_id"].(string); session != "" {
+		e.Session = HashSession(session)
 	}
 	if e.Attention.Main() && e.Tier == Device {
 		n.right[uint64(e.Group)] = true

@@ -25,6 +25,9 @@ type (
 	// SeqHash is the chained hash of a prefix ([SeqHashes]).
 	SeqHash uint64
 
+	// SessionHash is the hash of a session's id ([HashSession]); 0: none.
+	SessionHash uint64
+
 	// StreamSeq is a message's sequence in a partition's stream, from 1.
 	StreamSeq uint64
 

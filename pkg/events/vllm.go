@@ -48,6 +48,7 @@ const (
 	fieldLookahead // from 0.33
 	fieldOrigin    // proposed in vllm-project/vllm#51699
 	fieldMediaKeys // of TensorRT-LLM
+	fieldSession   // from 0.30
 )
 
 // The fields of events in array form, by position. New versions append fields, so the length of an array shows the
@@ -108,6 +109,8 @@ func fieldOf(key []byte) field {
 		return fieldOrigin
 	case "mm_keys":
 		return fieldMediaKeys
+	case "session_id":
+		return fieldSession
 	}
 	return fieldOther
 }
@@ -133,6 +136,7 @@ type rawEvent struct {
 	loraID     []byte // the adapter's number as text, used without a name
 	badLoRAID  bool
 	salt       []byte
+	session    SessionHash
 	saltField  bool // the event has the field cache_salt, so salts of earlier events do not count
 	tier       Tier // 0: not announced
 	inStore    bool // the medium has the form of vLLM's MooncakeStoreConnector
@@ -241,6 +245,8 @@ func (d *Decoder) field(r *msgp.Reader, f field) {
 		} else if string(origin) == "REUSED" {
 			e.passStored(skipReused)
 		}
+	case fieldSession:
+		e.session = d.readSession(r)
 	case fieldGroup:
 		if v, ok := r.Uint(math.MaxUint32); ok {
 			e.group, e.grouped = GroupIndex(v), true
@@ -472,6 +478,21 @@ func (d *Decoder) readSpaceName(r *msgp.Reader) []byte {
 		r.Skip()
 	}
 	return name
+}
+
+// readSession reads the session of the request that stored the blocks. The field only describes, so an unreadable id or
+// an id of more than maxSession bytes counts as absent.
+func (d *Decoder) readSession(r *msgp.Reader) SessionHash {
+	id, ok := r.Str()
+	switch {
+	case !ok:
+		d.ignore(r)
+	case len(id) > maxSession:
+		d.counts[skipField]++
+	case len(id) > 0:
+		return hashSession(id)
+	}
+	return 0
 }
 
 // hash appends the local hashes of the event's blocks, up to the first block with a token that is not a number.

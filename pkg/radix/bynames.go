@@ -103,17 +103,34 @@ func (x *Index) pathToLast(
 		if !ok || x.depth(block) != uint32(i) {
 			continue
 		}
-		locals = slices.Grow(locals, i+1)[:i+1]
-		_, n := x.where(block)
-		for end := block + 1; n.parent != 0; end = n.start + n.len {
-			for at := n.start; at < end; at++ {
-				locals[n.depth+at-n.start] = events.LocalHash(x.v.locals[at])
-			}
-			n = &x.v.nodes[n.parent]
-		}
-		return locals
+		return x.pathTo(block, locals[:0])
 	}
 	return locals[:0]
+}
+
+// pathTo appends the local hashes of the blocks from the start of the prompt up to a block.
+func (x *Index) pathTo(block uint32, locals []events.LocalHash) []events.LocalHash {
+	begin, length := len(locals), int(x.depth(block))+1
+	locals = slices.Grow(locals, length)[:begin+length]
+	path := locals[begin:]
+	_, n := x.where(block)
+	for end := block + 1; n.parent != 0; end = n.start + n.len {
+		for at := n.start; at < end; at++ {
+			path[n.depth+at-n.start] = events.LocalHash(x.v.locals[at])
+		}
+		n = &x.v.nodes[n.parent]
+	}
+	return locals
+}
+
+// Path appends the local hashes of the blocks from the start of the prompt up to the block that a rank holds under a
+// name, or held at the latest remembered removal. It returns false for an unknown name. The writer calls it.
+func (x *Index) Path(id RankID, name events.BlockHash, locals []events.LocalHash) ([]events.LocalHash, bool) {
+	block, ok := x.known(x.rank(id), name)
+	if !ok {
+		return locals, false
+	}
+	return x.pathTo(block, locals), true
 }
 
 // Names returns the engine hashes of the leading blocks that a rank holds in any tier, at most as many as local hashes.

@@ -70,6 +70,7 @@ type Announced struct {
 	Parent    events.BlockHash   // of a stored event with HasParent
 	Blocks    []events.BlockHash // stored, removed
 	Tokens    []uint32           // stored: of all Blocks together
+	Session   string             // stored: of the request; only releases with maps announce it
 }
 
 // Engine is a simulated engine.
@@ -179,6 +180,12 @@ func (e *Engine) Replay() string {
 // Serve runs a request: a prompt, and the output tokens of the model. It returns the number of the prompt's cached
 // blocks.
 func (e *Engine) Serve(prompt, output []uint32) (hit int, err error) {
+	return e.ServeSession("", prompt, output)
+}
+
+// ServeSession is Serve for a request with a session id. Events of newly stored blocks have the id, as in vLLM from 0.30
+// on.
+func (e *Engine) ServeSession(session string, prompt, output []uint32) (hit int, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.pub == nil {
@@ -192,7 +199,7 @@ func (e *Engine) Serve(prompt, output []uint32) (hit int, err error) {
 
 	var step []Announced
 	store := func(from, to int) {
-		a := Announced{Kind: events.Stored, Blocks: e.names[from:to:to], Tokens: tokens[from*size : to*size : to*size]}
+		a := Announced{Kind: events.Stored, Session: session, Blocks: e.names[from:to:to], Tokens: tokens[from*size : to*size : to*size]}
 		if from > 0 {
 			a.HasParent, a.Parent = true, e.names[from-1]
 		}

@@ -43,7 +43,12 @@ func (r Release) appendEvent(b []byte, e Announced, blockSize int) []byte {
 	}
 	switch e.Kind {
 	case events.Stored:
-		b = msgp.AppendMapHead(b, 11)
+		if e.Session == "" {
+			b = msgp.AppendMapHead(b, 11)
+		} else {
+			b = msgp.AppendMapHead(b, 12)
+			b = msgp.AppendStr(msgp.AppendStr(b, "session_id"), e.Session)
+		}
 		b = msgp.AppendStr(msgp.AppendStr(b, "type"), "BlockStored")
 		b = appendHashes(msgp.AppendStr(b, "block_hashes"), e.Blocks)
 		b = appendParent(msgp.AppendStr(b, "parent_block_hash"), e)

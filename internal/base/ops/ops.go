@@ -27,6 +27,7 @@ const (
 	CapacitySamples = "capacity_samples" // CapacitySamplesRequest → CapacitySamples
 	Sessions        = "sessions"         // SessionsRequest, or nothing → SessionList
 	EndSession      = "session_end"      // SessionEnd → SessionList, of the ended sessions
+	SessionBlocks   = "session_blocks"   // SessionBlocksRequest → SessionBlocks
 	RemovalOrder    = "removal_order"    // RemovalRequest → RemovalOrder
 	RemovalPart     = "removal_part"     // RemovalRequest → RemovalPart
 	Scaling         = "scaling"          // ScalingRequest → Scaling

@@ -39,6 +39,8 @@ type Machine struct {
 	size    func(model string) uint32               // the registered block size of a model; 0: unknown
 	tallies map[string]*tally                       // by source
 	ages    Ages
+
+	sessions *sessionChains
 }
 
 // replica is the state of one partition's log: the ranks with events in the log, and the applied position.
@@ -101,12 +103,15 @@ type Counts struct {
 	Ended        uint64 // closed incarnations, with removed ranks
 	BlocksStored uint64 // blocks in stored events passed to the index
 	Index        radix.Counts
+
+	SessionsForgotten uint64 // sessions with blocks that are no longer known; see sessionChains
 }
 
 // NewMachine returns a machine for the empty partitions 0 to n-1.
 func NewMachine(index *radix.Index, n int) *Machine {
 	m := &Machine{index: index, spaces: new(spaces), tallies: map[string]*tally{}, published: func(*View) {},
-		source: func(events.RankKey) string { return "" }, claimed: func(events.WorkerID, string) bool { return true },
+		sessions: newSessionChains(maxChainHashes),
+		source:   func(events.RankKey) string { return "" }, claimed: func(events.WorkerID, string) bool { return true },
 		size: func(string) uint32 { return 0 }}
 	for p := range n {
 		m.parts = append(m.parts, &replica{id: events.Partition(p), ranks: map[events.RankKey]*rank{}})
@@ -205,12 +210,14 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 		r.Partial = true
 		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonGap}}))
 	}
+	tagged := false // an event has a session
 	for i := range evs {
 		r.tally[evs[i].Kind][evs[i].Tier]++
 		switch evs[i].Kind {
 		case events.Stored:
 			r.Stored += uint64(len(evs[i].Blocks))
 			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
+			tagged = tagged || evs[i].Session != 0
 			if evs[i].Places() && evs[i].Lookahead != r.Lookahead {
 				r.Lookahead, m.stale = evs[i].Lookahead, true
 			}
@@ -229,6 +236,9 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 	}
 	done := apply(r.id, msg.Time, evs)
 	m.count(done)
+	if tagged {
+		m.counts.SessionsForgotten += m.sessions.stored(m.index, r.id, evs)
+	}
 	r.memory.store(m.index.DeviceMemory(r.id))
 	r.placed = r.placed || done.Stored+done.Attached+done.OtherStored > 0
 	if b := m.index.Bounded(r.id); b != r.bounded {

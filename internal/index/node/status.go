@@ -413,6 +413,6 @@ func (c *Counts) byName() map[string]uint64 {
 		"blocks_parked": ix.Pending, "parked_cancelled": ix.Cancelled, "parked_expired": ix.Expired,
 		"parked_overflowed": ix.Overflowed, "parked_cleared": ix.ClearedWaiting,
 		"blocks_cleared": ix.Cleared, "other_groups_stored": ix.OtherStored, "other_groups_removed": ix.OtherRemoved,
-		"malformed_events": ix.Malformed,
+		"malformed_events": ix.Malformed, "sessions_forgotten": c.SessionsForgotten,
 	}
 }

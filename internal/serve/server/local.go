@@ -121,6 +121,11 @@ func (l local) EndSession(ctx context.Context, q *api.SessionEnd) (*api.SessionL
 	return l.s.EndSession(ctx, q)
 }
 
+// SessionBlocks returns the blocks of a session in this node's index.
+func (l local) SessionBlocks(ctx context.Context, q *api.SessionBlocksRequest) (*api.SessionBlocks, error) {
+	return l.s.SessionBlocks(ctx, q)
+}
+
 // RemovalOrder returns the order of removal of all nodes.
 func (l local) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.RemovalOrder, error) {
 	return l.s.RemovalOrder(ctx, q)

@@ -84,7 +84,8 @@ func (s *Server) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.
 		return nil, err
 	}
 	out := &api.RemovalOrder{Model: named.Model, Workers: []api.RemovalCost{}}
-	share := s.sharePartitions(out)
+	share, unserved := s.sharePartitions()
+	out.Missing = unserved
 	parts, missing, err := fromNodes(ctx, s, s.nodes(),
 		func(ctx context.Context, n oneNode, name string) (*api.RemovalPart, error) {
 			part := named
@@ -130,8 +131,8 @@ func (s *Server) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.
 }
 
 // sharePartitions assigns every partition to a node that serves it. Partitions without a node are missing.
-func (s *Server) sharePartitions(out *api.RemovalOrder) map[string][]events.Partition {
-	share := map[string][]events.Partition{}
+func (s *Server) sharePartitions() (share map[string][]events.Partition, missing []events.Partition) {
+	share = map[string][]events.Partition{}
 	view := s.view()
 	for i := range s.ns.Partitions() {
 		p := events.Partition(i)
@@ -142,12 +143,12 @@ func (s *Server) sharePartitions(out *api.RemovalOrder) map[string][]events.Part
 			}
 		}
 		if len(list) == 0 {
-			out.Missing = append(out.Missing, p)
+			missing = append(missing, p)
 			continue
 		}
 		share[list[0]] = append(share[list[0]], p)
 	}
-	return share
+	return share, missing
 }
 
 // rank fills the workers and the demand of an order.

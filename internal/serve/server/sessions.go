@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -65,14 +66,54 @@ func (s *Server) Sessions(ctx context.Context, q *api.SessionsRequest) (*api.Ses
 	if err := s.named(&q.Model); err != nil {
 		return nil, err
 	}
-	return admitted(ctx, s, q, func(_ context.Context, q *api.SessionsRequest) (*api.SessionList, error) {
-		return s.sessionList(func() []affinity.Bound {
+	return admitted(ctx, s, q, func(ctx context.Context, q *api.SessionsRequest) (*api.SessionList, error) {
+		list := s.sessionList(func() []affinity.Bound {
 			return s.sessions.Bound(func(k affinity.Key) bool {
 				return (q.Model == "" || k.Model == q.Model) && (q.Prompts || q.SessionID != "" || !k.Prompt()) &&
 					(q.SessionID == "" || slices.Contains(affinity.KeysOf(k.Model, q.SessionID), k))
 			})
-		}, int(cmp.Or(q.Limit, api.UsualSessions))), nil
+		}, int(cmp.Or(q.Limit, api.UsualSessions)))
+		if q.SessionID != "" {
+			if err := s.addHeld(ctx, q, list); err != nil {
+				return nil, err
+			}
+		}
+		return list, nil
 	})
+}
+
+// addHeld adds the blocks of a session from the indexes of all nodes. Each partition is of one node that serves it.
+func (s *Server) addHeld(ctx context.Context, q *api.SessionsRequest, list *api.SessionList) error {
+	share, unserved := s.sharePartitions()
+	list.Missing = unserved
+	parts, missing, err := fromNodes(ctx, s, slices.Sorted(maps.Keys(share)),
+		func(ctx context.Context, n oneNode, name string) (*api.SessionBlocks, error) {
+			return n.SessionBlocks(ctx,
+				&api.SessionBlocksRequest{Model: q.Model, SessionID: q.SessionID, Partitions: share[name]})
+		})
+	if err != nil {
+		return err
+	}
+	for _, name := range missing {
+		list.Missing = append(list.Missing, share[name]...)
+	}
+	for _, part := range parts {
+		list.Held, list.Missing = append(list.Held, part.answer.Held...), append(list.Missing, part.answer.Missing...)
+	}
+	slices.Sort(list.Missing)
+	slices.SortFunc(list.Held, func(a, b api.SessionHolding) int {
+		return cmp.Or(strings.Compare(a.Model, b.Model), strings.Compare(string(a.Worker), string(b.Worker)),
+			cmp.Compare(a.Rank, b.Rank))
+	})
+	return nil
+}
+
+// SessionBlocks returns the blocks of a session in some partitions of this node's index.
+func (s *Server) SessionBlocks(_ context.Context, q *api.SessionBlocksRequest) (*api.SessionBlocks, error) {
+	if err := s.admit(); err != nil {
+		return nil, err
+	}
+	return s.node.SessionBlocks(q), nil
 }
 
 // EndSession ends the bindings of a session.

@@ -10,14 +10,36 @@ import (
 
 // Sessions prints a line for each session.
 func Sessions(w io.Writer, list *api.SessionList) {
-	if !list.Affinity {
+	switch {
+	case !list.Affinity:
 		cli.Fprintln(w, "session affinity is off; set session_affinity in the file of --routing-config")
-		return
-	}
-	if len(list.Sessions) == 0 {
+	case len(list.Sessions) == 0:
 		cli.Fprintln(w, "no session has a worker")
-		return
+	default:
+		boundSessions(w, list)
 	}
+}
+
+// Session prints the lines of one session, and its blocks on each worker.
+func Session(w io.Writer, list *api.SessionList) {
+	Sessions(w, list)
+	cli.Fprintln(w)
+	if len(list.Held) > 0 {
+		rows := make([][]any, len(list.Held))
+		for i, h := range list.Held {
+			rows[i] = []any{h.Model, h.Worker, h.Rank, h.Blocks, h.Device, h.Host, h.Disk, h.External}
+		}
+		cli.Table(w, []string{"MODEL", "WORKER", "RANK", "BLOCKS", "DEVICE", "HOST", "DISK", "EXTERNAL"}, rows)
+	} else {
+		cli.Fprintln(w, "blocks: not known; no engine has announced the session_id in its events")
+	}
+	if n := len(list.Missing); n > 0 {
+		cli.Fprintf(w, "%s without an answer: further workers may have blocks of the session\n",
+			cli.Count(uint64(n), "partition"))
+	}
+}
+
+func boundSessions(w io.Writer, list *api.SessionList) {
 	now := time.Now()
 	rows := make([][]any, len(list.Sessions))
 	for i, s := range list.Sessions {

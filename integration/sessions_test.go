@@ -1,0 +1,163 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/pkg/client"
+	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/enginesim"
+)
+
+// announcedSessions is the naive answer for an engine, from the engine's own announcements.
+type announcedSessions struct {
+	mu     sync.Mutex
+	parent map[events.BlockHash]events.BlockHash // 0: none
+	held   map[events.BlockHash]bool
+	ends   map[string]events.BlockHash
+}
+
+func (a *announcedSessions) add(e enginesim.Announced) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := events.BlockHash(0)
+	if e.HasParent {
+		before = e.Parent
+	}
+	for _, name := range e.Blocks {
+		if a.held[name] = e.Kind == events.Stored; a.held[name] {
+			a.parent[name], before = before, name
+		}
+	}
+	if e.Session != "" && !slices.Contains(a.chain(e.Session), before) {
+		a.ends[e.Session] = before
+	}
+}
+
+func (a *announcedSessions) chain(session string) (names []events.BlockHash) {
+	for name := a.ends[session]; name != 0; name = a.parent[name] {
+		names = append(names, name)
+	}
+	return names
+}
+
+func (a *announcedSessions) holding(worker events.WorkerID, session string) (h api.SessionHolding) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h.Model, h.Worker = "m", worker
+	for _, name := range a.chain(session) {
+		if h.Blocks++; a.held[name] {
+			h.Device++
+		}
+	}
+	return h
+}
+
+// TestSessionBlocks sends requests of sessions to three nodes with eight engines that announce sessions and evict
+// blocks. Every node lists the blocks of each session on each worker, as the engines have announced them. The session
+// of an engine without announced sessions is not known.
+func TestSessionBlocks(t *testing.T) {
+	t.Parallel()
+	const size, room, workers, sessions = harness.BlockSize, 60, 8, 24
+	nats := harness.StartNATS(t)
+	var asks []*client.Client
+	for i := range 3 {
+		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "6",
+			"--replication", "2", "--http-listen", "127.0.0.1:0")
+		http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
+		x.WaitFor(`msg=ready`)
+		c, err := client.HTTP([]string{"http://" + http}, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asks = append(asks, c)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	defer cancel()
+	start := func(name string, release enginesim.Release, announced func(enginesim.Announced)) *enginesim.Engine {
+		e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: size, Capacity: room, Release: release,
+			Announced: announced})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Crash)
+		harness.StartSimShim(t, e, nats, name)
+		return e
+	}
+	engines, of := map[events.WorkerID]*enginesim.Engine{}, map[events.WorkerID]*announcedSessions{}
+	for i := range workers {
+		name := events.WorkerID(fmt.Sprint("w", i))
+		a := &announcedSessions{parent: map[events.BlockHash]events.BlockHash{}, held: map[events.BlockHash]bool{},
+			ends: map[string]events.BlockHash{}}
+		of[name], engines[name] = a, start(string(name), enginesim.VLLM026, a.add)
+	}
+	old := start("old", enginesim.VLLM023, nil)
+	for i, c := range asks {
+		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
+			p, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+				Tokens: harness.Tokens(1, size), Explain: true}})
+			return err == nil && p.Candidates == workers+1, fmt.Sprintf("%+v %v", p, err)
+		})
+	}
+	r := rand.New(rand.NewPCG(3, 4))
+	prompts := make([][]uint32, sessions)
+	for i := range 400 {
+		n := r.IntN(sessions)
+		if len(prompts[n]) == 0 || len(prompts[n]) > 20*size {
+			prompts[n] = harness.Tokens(1, 2*size) // shared by all sessions
+		}
+		prompts[n] = append(prompts[n], harness.Tokens(10_000*(n+1)+100*i, size+r.IntN(2*size))...)
+		s, err := asks[i%len(asks)].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompts[n]}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		engine := engines[s.Worker]
+		if engine == nil {
+			engine = old
+		}
+		if _, err := engine.ServeSession(fmt.Sprint("chat-", n), prompts[n], harness.Tokens(900_000+i, 2*size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	partly := 0
+	for n := range sessions {
+		id := fmt.Sprint("chat-", n)
+		var want []api.SessionHolding
+		for i := range workers {
+			name := events.WorkerID(fmt.Sprint("w", i))
+			if h := of[name].holding(name, id); h.Blocks > 0 {
+				if want = append(want, h); h.Device > 0 && h.Device < h.Blocks {
+					partly++
+				}
+			}
+		}
+		for i, c := range asks {
+			harness.Eventually(t, fmt.Sprintf("node %d has the blocks of %s", i, id), func() (bool, string) {
+				got, err := c.Sessions(ctx, &api.SessionsRequest{SessionID: id})
+				return err == nil && slices.Equal(got.Held, want) && got.Missing == nil, fmt.Sprintf("%+v, %v, want %+v", got,
+					err, want)
+			})
+		}
+	}
+	if partly == 0 {
+		t.Error("no session is held in part: the engines have evicted nothing")
+	}
+	if _, err := old.ServeSession("chat-old", harness.Tokens(1, 4*size), nil); err != nil {
+		t.Fatal(err)
+	}
+	if r := harness.Run(t, "indexer", "sessions", "chat-old", "--nats", nats); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "blocks: not known") {
+		t.Errorf("a session without announcements: %+v", r)
+	}
+	if r := harness.Run(t, "indexer", "sessions", "chat-0", "--nats", nats); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "DEVICE") || strings.Contains(r.Stdout, "not known") {
+		t.Errorf("a session with announcements: %+v", r)
+	}
+}
