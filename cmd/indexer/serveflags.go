@@ -203,12 +203,14 @@ func choiceRows(s *launch.Process) cli.Flags {
 		cli.Var((*string)(&s.Sources.Tiers), "kv-source-tiers", "host",
 			"tiers from which engines can send blocks to each other, joined by +: host with vLLM's offloading connector, or "+
 				"device+host",
-			cli.Valid(func(tiers string) error { _, err := api.Tiers(tiers).List(); return err })),
+			cli.Valid(func(tiers string) error { _, err := api.Tiers(tiers).List(); return err })).
+			With("--kv-source-tokens", func() bool { return s.Sources.MinTokens > 0 }),
 		cli.Var(&s.TokenizersFile, "tokenizers", "",
 			"YAML file with the tokenizers of prompts and messages, by model; see docs/text.md"),
 		cli.Var(&s.RequestTemplates, "request-templates", false,
 			"run the chat templates of requests (chat_template), in place of the model's template; by default the requests "+
-				"are refused, as by vLLM without --trust-request-chat-template"),
+				"are refused, as by vLLM without --trust-request-chat-template").
+			With("--tokenizers", func() bool { return s.TokenizersFile != "" }),
 		cli.Var(&s.ForwardTokens, "forward-tokens", false,
 			"over --grpc-listen, send the token ids of a completion to its engine in place of the text, which the engine then need "+
 				"not tokenize: for engines of vLLM and SGLang; see docs/gateways.md"),
@@ -248,6 +250,7 @@ func choiceRows(s *launch.Process) cli.Flags {
 
 // historyRows returns the flags of recent requests and recordings.
 func historyRows(s *launch.Process) cli.Flags {
+	recorded := func() bool { return s.Recording.On }
 	return cli.Flags{
 		cli.Var(&s.FunnelBlocks, "funnel-blocks", 0,
 			"number of blocks in memory for the causes of lost tokens in indexer funnel; some 120 bytes a block (default: "+
@@ -263,13 +266,16 @@ func historyRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.Recording.Bytes, "record-bytes", 0,
 			"with --record: bytes of the stream; beyond, the oldest records go "+
 				"(default: 1 GiB, or an eighth of a small disk; the last started node decides)",
-			cli.Is(func(n int64) bool { return n == 0 || n >= 1<<20 }, "is less than 1 MiB")),
+			cli.Is(func(n int64) bool { return n == 0 || n >= 1<<20 }, "is less than 1 MiB")).
+			With("--record", recorded),
 		cli.Var(&s.Recording.Age, "record-age", 24*time.Hour,
 			"with --record: age at which records go",
-			cli.AtLeast(time.Minute, "1m")),
+			cli.AtLeast(time.Minute, "1m")).
+			With("--record", recorded),
 		cli.Var(&s.Recording.Span, "record-span", 512,
 			"with --record: tokens of a prompt that one hash stands for; fewer tokens show shorter common prefixes and cost more "+
 				"(rounded down to whole blocks, at least one)",
-			cli.Between[uint32](1, 1<<20)),
+			cli.Between[uint32](1, 1<<20)).
+			With("--record", recorded),
 	}
 }

@@ -213,7 +213,8 @@ func podRows(p *pods.Settings) cli.Flags {
 			"name of a group of replicas that share the pods, by Leases in this pod's namespace (default: this process serves "+
 				"all pods)"),
 		cli.Var(&p.Replica, "replica", "",
-			"name of this replica in the group (default: the host's name)"),
+			"name of this replica in the group (default: the host's name)").
+			With("--share-as", func() bool { return p.Group != "" }),
 	}
 }
 
@@ -278,7 +279,8 @@ func (o *options) check(wrong *cli.Complaints) {
 	}
 	o.refuse(wrong, "is for --source "+source.Mooncake, "master")
 	if s.EngineHTTP == "" {
-		o.refuse(wrong, "has no effect without --engine-http", "engine-http-token-file")
+		o.refuse(wrong, "has no effect without --engine-http: give --engine-http, or omit the flag", "engine-http-token-file",
+			"engine-http-check", "engine-http-load")
 	}
 	wrong.When(o.engineNATS.Said() && (s.Source != source.NATS || o.engineNATS.URL == ""),
 		"the flags --engine-nats... are for --source %s, and have no effect without --engine-nats itself", source.NATS)

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -19,8 +20,10 @@ type Flags []Flag
 
 // Flag is a row of Flags. Var makes it.
 type Flag struct {
+	name  string
 	add   func(*pflag.FlagSet)
 	check func(*Complaints)
+	given func() bool // the value is not the default
 }
 
 // Check checks the value of a flag.
@@ -29,7 +32,9 @@ type Check[T any] func(name string, value T) error
 // Var returns the row of a flag with the given variable, name, default, help text and checks.
 func Var[T any](to *T, name string, def T, help string, checks ...Check[T]) Flag {
 	return Flag{
-		add: func(f *pflag.FlagSet) { add(f, any(to), name, any(def), help) },
+		name:  name,
+		given: func() bool { return !reflect.DeepEqual(*to, def) },
+		add:   func(f *pflag.FlagSet) { add(f, any(to), name, any(def), help) },
 		check: func(wrong *Complaints) {
 			for _, check := range checks {
 				if err := check(name, *to); err != nil {
@@ -42,7 +47,23 @@ func Var[T any](to *T, name string, def T, help string, checks ...Check[T]) Flag
 
 // Each returns the row of a flag that may be given several times, with one value each. A value may contain commas.
 func Each(to *[]string, name, help string) Flag {
-	return Flag{add: func(f *pflag.FlagSet) { f.StringArrayVar(to, name, nil, help) }, check: func(*Complaints) {}}
+	return Flag{
+		name:  name,
+		given: func() bool { return len(*to) > 0 },
+		add:   func(f *pflag.FlagSet) { f.StringArrayVar(to, name, nil, help) },
+		check: func(*Complaints) {},
+	}
+}
+
+// With makes a flag depend on a setting: ok reports whether the flag has an effect. Without effect, a value other than
+// the default is an error. remedy is what to give, such as "--record".
+func (f Flag) With(remedy string, ok func() bool) Flag {
+	before := f.check
+	f.check = func(wrong *Complaints) {
+		before(wrong)
+		wrong.When(f.given() && !ok(), "--%s has no effect without %s: give %s, or omit --%s", f.name, remedy, remedy, f.name)
+	}
+	return f
 }
 
 func add(f *pflag.FlagSet, to any, name string, def any, help string) {

@@ -73,5 +73,15 @@ func (s *HTTPSecurity) Check(listen map[string]string) error {
 	return errors.Join(wrong...)
 }
 
+// Unused returns an error for the flags with a value. The flag listen has none, so no port is open.
+func (s *HTTPSecurity) Unused(listen string) error {
+	var wrong Complaints
+	for _, f := range []struct{ name, value string }{{"--http-cert", s.cert}, {"--http-key", s.key},
+		{"--http-token-file", s.tokenFile}} {
+		wrong.When(f.value != "", "%s has no effect without %s: give %s, or omit %s", f.name, listen, listen, f.name)
+	}
+	return wrong.Usage()
+}
+
 // ClearText returns the flags and addresses where tokens cross the network in clear text.
 func (s *HTTPSecurity) ClearText() []string { return s.clear }

@@ -43,6 +43,16 @@ func TraceFlags(f *pflag.FlagSet) *Traces {
 
 // Check reads the flags and the variables of OpenTelemetry.
 func (t *Traces) Check() error {
+	if t.endpoint == "" {
+		var wrong Complaints
+		for _, name := range []string{"otlp-headers-file", "trace-sample"} {
+			wrong.When(t.flags.Changed(name), "--%s has no effect without --otlp-endpoint: give --otlp-endpoint, or omit --%s", name,
+				name)
+		}
+		if len(wrong) > 0 {
+			return errors.Join(wrong...)
+		}
+	}
 	if strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		t.endpoint = ""
 	}

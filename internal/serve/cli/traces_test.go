@@ -38,6 +38,8 @@ func TestTraceFlags(t *testing.T) {
 			"OTEL_TRACES_SAMPLER_ARG": "0.2"}, tracing.Sampling{Ratio: 0.2, IgnoreParent: true}, ""},
 		{"--otlp-endpoint " + url + " --trace-sample 2", nil, tracing.Sampling{}, "--trace-sample 2"},
 		{"--otlp-endpoint " + url + " --trace-sample NaN", nil, tracing.Sampling{}, "--trace-sample NaN"},
+		{"--trace-sample 0.5", nil, tracing.Sampling{}, "--trace-sample has no effect without --otlp-endpoint"},
+		{"--otlp-headers-file none", nil, tracing.Sampling{}, "--otlp-headers-file has no effect without"},
 		{"--otlp-endpoint x:4318", nil, tracing.Sampling{}, "--otlp-endpoint"},
 		{"--otlp-endpoint " + url + " --otlp-headers-file " + bad, nil, tracing.Sampling{}, "line 1"},
 		{"--otlp-endpoint " + url + " --otlp-headers-file none", nil, tracing.Sampling{}, "none"},

@@ -28,6 +28,9 @@ func (p *Port) Check() error {
 	if _, _, err := net.SplitHostPort(p.Listen); p.Listen != "" && err != nil {
 		return cli.UsageErrorf("--http-listen %q is not HOST:PORT", p.Listen)
 	}
+	if p.Listen == "" {
+		return p.Security.Unused("--http-listen")
+	}
 	if err := p.Security.Check(map[string]string{"--http-listen": p.Listen}); err != nil {
 		return cli.UsageErrorf("%w", err)
 	}
