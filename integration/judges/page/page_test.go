@@ -505,6 +505,24 @@ func TestFunnel(t *testing.T) {
 	b.press(kb.Home)
 	b.await("document.getElementById('funnel-now').textContent.includes(' request')")
 
+	var c api.Capacity
+	w.get(w.nodes[0], "/v1/capacity?model=m", &c)
+	if len(c.Points) == 0 || len(c.Advice) == 0 {
+		t.Fatalf("no curve is looked at: %+v", c)
+	}
+	b.do(chromedp.Reload()) // the page requests the curve once a minute
+	b.await(fmt.Sprintf("document.querySelector('[data-points]')?.dataset.points == %d", len(c.Points)))
+	b.tabTo("#capacity-plot")
+	b.press(kb.End)
+	last := c.Points[len(c.Points)-1]
+	b.await(fmt.Sprintf("document.getElementById('capacity-now').textContent.replaceAll(',', '').startsWith('%d blocks: %.1f%%')",
+		last.Blocks, 100*last.Shared))
+	if got := get[[]string](b, "[...document.querySelectorAll('.advice li')].map(e => e.textContent)"); !slices.Equal(got, c.Advice) {
+		t.Errorf("the page advises %q, the API %q", got, c.Advice)
+	}
+	b.fits()
+	b.faults("a curve")
+
 	// A node with a long uptime: a bar is longer than a minute, and a time of another day has a date.
 	b.do(chromedp.Evaluate(`(() => {
 		const original = fetch;

@@ -94,8 +94,8 @@ const every = 5000; // ms between two looks
 const enough = 30000; // ms that one may take
 
 // looking asks again and again, one question at a time. question is given a signal that ends it, and returns an answer;
-// take is given that, or the failure. look asks at once, end asks no more.
-export function looking(question, take) {
+// take is given that, or the failure. look asks at once, end asks no more. pause is the time between two questions.
+export function looking(question, take, pause = every) {
   let timer = 0;
   let asking = null;
   let ended = false;
@@ -113,7 +113,7 @@ export function looking(question, take) {
     mine.abort();
     if (mine !== asking || ended) return; // it was asked anew
     take(answer, failure);
-    timer = setTimeout(look, every);
+    timer = setTimeout(look, pause);
   }
   const end = () => {
     ended = true;

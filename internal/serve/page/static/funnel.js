@@ -4,6 +4,7 @@ import { ask, looking } from "./api.js";
 import { live, models, onChange } from "./live.js";
 import { causes, steps } from "./causes.js";
 import { curl } from "./shell.js";
+import { capacityCard } from "./capacity.js";
 import { el, setText, count, short, canvas, colour, tip, bare, time, tile, tileBox, hovering, empty, code, pick, fill, onDraw } from "./ui.js";
 
 export const title = "Funnel";
@@ -24,7 +25,7 @@ export function show(place) {
   let bars = []; // of the chart
   let current = -1; // the bar that the keyboard is at
 
-  const [model, modelField] = pick("funnel-model", "Model", [], (v) => { set.model = v; funnel = null; look(); });
+  const [model, modelField] = pick("funnel-model", "Model", [], (v) => { set.model = v; funnel = null; look(); caches.look(v); });
   const [since, sinceField] = pick("funnel-since", "Window", windows, (v) => { set.since = v; funnel = null; look(); });
   const [kind, kindField] = pick("funnel-chart", "Shown as", [["tokens", "tokens"], ["share", "share of what was asked"]],
     (v) => { set.chart = v; draw(); });
@@ -51,8 +52,9 @@ export function show(place) {
     el("div", { class: "view" }, el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "Over time"), per, kindField), el("div", { class: "icicle" }, chart), now,
       el("ul", { class: "legend" }, Object.keys(steps).map((s) => el("li", {}, el("i", { class: "f-" + s }), s)))), rests)));
   const none = el("div", { class: "card" });
+  const caches = capacityCard();
   place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Funnel"),
-    el("div", { class: "fields" }, modelField, sinceField)), error, missing, box, none));
+    el("div", { class: "fields" }, modelField, sinceField)), error, missing, box, none, caches.card));
 
   // line is a row with a bar: what it is called, the bar, and how much it is.
   function line(text, chip) {
@@ -73,6 +75,7 @@ export function show(place) {
     if (!fill(model, [...new Set(models().map((m) => m.model))].map((m) => [m, m]), set.model)) return;
     set.model = model.value;
     look();
+    caches.look(set.model);
   }
 
   const { look, end } = looking((signal) => set.model &&
@@ -238,11 +241,12 @@ export function show(place) {
   }
 
   const stop = onChange((what) => what === "cluster" && (options(), refresh()));
-  const still = onDraw(draw);
+  const still = onDraw(() => { draw(); caches.draw(); });
   options();
   refresh();
   return () => {
     end();
+    caches.end();
     stop();
     still();
     tip(null, "");
