@@ -41,6 +41,8 @@ var unstaged = map[doctor.Fault]string{
 	"engine_silent":          "a silent engine with an open connection",
 	"shim_waiting":           "a refusing log",
 	"store_busy":             "thousands of queries at once",
+	"recording_failing":      "a stream without room, on a server with room",
+	"recording_dropped":      "8 MiB of records in an outage",
 	"store_events":           "a store's own events",
 }
 
@@ -111,6 +113,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 	for name, stage := range map[string]func(*testing.T, *staged){
 		"nats": doctorsNATS, "streams": doctorsStreams, "fleet": doctorsFleet, "stores": doctorsStores,
 		"engines": doctorsEngines, "sources": doctorsSources, "claims": doctorsClaims, "tokenizers": doctorsTokenizers,
+		"recording": doctorsRecording,
 	} {
 		stages.Run(t, name, func(t *testing.T) { stage(t, s) })
 	}

@@ -156,3 +156,51 @@ func doctorsStreams(t *testing.T, s *staged) {
 		serve("node-a", "--zone", "rack-1", "--restore-namespace")
 	}})
 }
+
+// doctorsRecording breaks the stream of recorded requests, and follows the remedies.
+func doctorsRecording(t *testing.T, s *staged) {
+	const stream, bytes = "KV_RECORD_default", "1048576"
+	nats := harness.StartNATS(t)
+	var node *harness.Process
+	stop := func() {
+		if node != nil {
+			node.Kill()
+		}
+	}
+	serve := func(bytes string) {
+		t.Helper()
+		stop()
+		node = harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", "node-a", "--http-listen", "", "--record",
+			"--record-bytes", bytes)
+		node.WaitFor(`msg=ready`)
+	}
+	serve(bytes)
+	args := []string{"--nats", nats}
+	admin := adminOf(t, jetstream.ConnOptions{URLs: []string{"nats://" + nats}, Core: true})
+	for _, c := range []struct {
+		id           doctor.Fault
+		remedy       string
+		break_, mend func()
+	}{
+		{"recording_missing", "restart an indexer with --record", func() { admin.call("STREAM.DELETE."+stream, nil) },
+			func() { serve(bytes) }},
+		{"recording_changed", "nats stream rm " + stream,
+			func() { admin.change(stream, map[string]any{"max_msgs_per_subject": 5}) },
+			func() {
+				stop()
+				admin.call("STREAM.DELETE."+stream, nil)
+				serve(bytes)
+			}},
+		{"recording_unlimited", "--record --record-bytes",
+			func() { admin.change(stream, map[string]any{"max_bytes": -1, "max_age": 0}) }, func() { serve(bytes) }},
+		{"recording_short", "--record-bytes", func() {
+			for range 5 {
+				admin.publish("kv.v1.default.record.node-b", 300_000)
+			}
+		}, func() { serve("16777216") }},
+	} {
+		c.break_()
+		s.await(t, []symptom{{c.id, stream, c.remedy}}, nil, args...)
+		s.mend(t, args, remedy{[]doctor.Fault{c.id}, stream, c.mend})
+	}
+}

@@ -66,8 +66,8 @@ type Status struct {
 	Recording *RecordingStatus `json:"recording,omitempty" msgpack:"recording,omitempty"` // nil: requests are not recorded
 }
 
-// RecordingStatus describes the recording of requests on a node since the node's start. A request has up to three
-// records: the choice, the end, and the engine's report.
+// RecordingStatus describes the recording of requests on a node since the node's start. A request has up to four
+// records: the choice, the end, the engine's report, and the tokens of the answer.
 type RecordingStatus struct {
 	Records      uint64 `json:"records" msgpack:"records"` // accepted for the stream
 	Stored       uint64 `json:"stored" msgpack:"stored"`   // of Records

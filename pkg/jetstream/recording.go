@@ -38,6 +38,7 @@ type RecordingInfo struct {
 	MaxBytes    int64
 	MaxAge      time.Duration
 	Replicas    int
+	Odd         []string  // settings with which records could be lost
 	Oldest      time.Time // when the first batch was stored; zero: there is none
 }
 
@@ -133,7 +134,8 @@ func (r *Recording) Info(ctx context.Context) (RecordingInfo, error) {
 	}
 	i := a.info(0)
 	return RecordingInfo{First: i.First, Last: i.Last, Batches: i.Messages, Bytes: i.Bytes, MaxBytes: i.MaxBytes,
-		MaxAge: i.MaxAge, Replicas: i.Replicas, Oldest: a.State.FirstTime}, nil
+		MaxAge: i.MaxAge, Replicas: i.Replicas, Oldest: a.State.FirstTime,
+		Odd: oddLog(&a.Config, r.ns.records())}, nil
 }
 
 // Next returns the first stored batch at or after a sequence. The error wraps [ErrNotFound] beyond the end.

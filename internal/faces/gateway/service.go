@@ -83,7 +83,8 @@ type Metrics interface {
 	// prefill worker did not compute the prompt, so the decode worker did.
 	ReportReused(requestID string, tokens uint64, alone bool)
 
-	Moved(model string) // counts an answer of another worker than the chosen one
+	ReportAnswer(requestID string, tokens uint64) // records the tokens of a complete answer
+	Moved(model string)                           // counts an answer of another worker than the chosen one
 
 	// Prefilled counts a request to a prefill worker by its [PrefillOutcome]. took is its time with the wait for a place;
 	// 0: it was not sent.
@@ -253,6 +254,7 @@ type booking struct {
 	prompt api.Prompt // kept until the answering worker is known
 	rank   events.RankKey
 
+	chosen string // id of the choice; ref has another id after a move
 	report string // id for the report of reused tokens; empty: reported
 	alone  bool   // the decode worker computes the prompt, because the prefill worker did not
 
@@ -323,6 +325,9 @@ func (s *Service) load(ctx context.Context, b *booking, e Effects) {
 	}
 	if e.ResponseID != "" && s.cfg.Bind != nil {
 		s.cfg.Bind(b.ref.Model, e.ResponseID, b.rank, b.ref.RequestID)
+	}
+	if e.PromptTokens > 0 {
+		s.cfg.Metrics.ReportAnswer(b.chosen, e.CompletionTokens)
 	}
 	if e.PromptTokens > 0 && b.estimated > 0 {
 		s.cfg.Metrics.PromptCompared(b.ref.Model, b.estimated, e.PromptTokens, e.CompletionTokens)
@@ -426,8 +431,8 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 	if err != nil {
 		return nil, booking{}, err
 	}
-	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, report: q.RequestID, prompt: q.Prompt(),
-		rank: events.RankKey{Instance: chosen.Worker, Rank: chosen.Rank}}
+	b := booking{ref: api.RequestRef{Model: q.Model, RequestID: q.RequestID}, chosen: q.RequestID, report: q.RequestID,
+		prompt: q.Prompt(), rank: events.RankKey{Instance: chosen.Worker, Rank: chosen.Rank}}
 	b.prompt.ISLTokens = chosen.ISLTokens
 	if chosen.Prefill == nil {
 		b.prefill = chosen.ISLTokens

@@ -75,7 +75,8 @@ func (w *world) config() Config {
 	}
 }
 
-func (w *world) Moved(model string) { w.say("moved %s", model) }
+func (w *world) Moved(model string)              { w.say("moved %s", model) }
+func (w *world) ReportAnswer(_ string, n uint64) { w.say("answered %d", n) }
 
 func (w *world) ReportReused(_ string, n uint64, alone bool) {
 	if alone {
@@ -220,6 +221,15 @@ func TestChoices(t *testing.T) {
 					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
 				"<- response", "prefill complete r1", "<- response-body", "reused 2", "<- response-body",
 				"free r1", "<- response-body"},
+		},
+		"the tokens of an answer": {
+			[]string{from, `body {"model":"m","prompt":[1,2,3]}`, "response 10.0.0.2:8000",
+				`response-body {"usage":{"prompt_tokens":3,"completion_tokens":7}}`, "response-body end"}, nil,
+			[]string{"<- headers", `select r1 m tokens [1 2 3] isl 0 lora "" salt "" of ` + all,
+				"<- body gateway-destination-endpoint=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000 data-parallel-rank=1 " +
+					"metadata=10.0.0.2:8000,10.0.0.3:80,10.0.0.1:8000",
+				"<- response", "prefill complete r1", "<- response-body", "answered 7", "compared m 7 with 3 and 7", "free r1",
+				"<- response-body"},
 		},
 		"a response": {
 			[]string{from + " /v1/responses", `body {"model":"m","input":"hi","stream":true}`, "response 10.0.0.3:80",

@@ -16,13 +16,15 @@ type consequence struct {
 // consequences are the rules for grouping the findings of one cause.
 var consequences = []consequence{
 	{jetStreamOff, false, []Fault{nodeNone}},
-	{jetStreamDown, false, []Fault{nodeNone, nodeProblem, nodeNotReady, shimWaiting, replicasApart}},
+	{jetStreamDown, false, []Fault{nodeNone, nodeProblem, nodeNotReady, shimWaiting, replicasApart, recordingFailing}},
 	{streamLeaderless, false, []Fault{nodeNone, nodeProblem, nodeNotReady, shimWaiting, replicasApart}},
-	{jetStreamStorage, false, []Fault{nodeProblem, shimWaiting}},
+	{jetStreamStorage, false, []Fault{nodeProblem, shimWaiting, recordingFailing}},
 	{namespaceMissing, false, []Fault{nodeNone}},
 	{namespaceRecord, false, []Fault{nodeNone}},
 	{namespaceStreams, false, []Fault{nodeNone}},
 	{nodeNone, false, []Fault{streamMissing}},
+	{recordingMissing, false, []Fault{recordingFailing}},
+	{recordingChanged, false, []Fault{recordingFailing}},
 	{streamMissing, false, []Fault{nodeProblem, shimWaiting}},
 	{streamUnwritable, false, []Fault{nodeProblem, shimWaiting}},
 	{bucketFull, false, []Fault{nodeProblem}},

@@ -195,6 +195,7 @@ type Facts struct {
 	Records    []registry.Record
 	Shims      []control.Shim
 
+	Recording  *RecordingFacts // nil: no node records, or the stream cannot be read
 	Engines    []EngineFacts
 	Tokenizers []TokenizerFacts
 }
@@ -264,6 +265,7 @@ var checks = []check{
 	{"models", []string{"workers"}, lookAtModels, judgeModels, nil, false},
 	{"shims", []string{"workers", "namespace"}, lookAtShims, judgeShims, nil, false},
 	{"engines", []string{"workers"}, lookAtEngines, judgeEngines, nil, false},
+	{"recording", []string{"nodes"}, lookAtRecording, judgeRecording, nil, false},
 	{"store", []string{"nodes"}, lookAtStores, judgeStores, nil, false},
 	{"tokenizers", []string{"nodes"}, lookAtTokenizers, judgeTokenizers, nil, false},
 }

@@ -29,7 +29,7 @@ func fine() *Facts {
 				{Node: "a", Zone: "1", Ready: []events.Partition{0, 1}},
 				{Node: "b", Zone: "1", Ready: []events.Partition{0, 2}},
 				{Node: "c", Zone: "2", Ready: []events.Partition{0, 1, 2}}}},
-			L3: []api.StoreStatus{{Store: "master:9003"}}}}
+			L3: []api.StoreStatus{{Store: "master:9003"}}, Recording: &api.RecordingStatus{Records: 5, Stored: 5}}}
 	}
 	rank := func(name events.WorkerID) api.WorkerInfo {
 		return api.WorkerInfo{Instance: name, Model: "m", BlockSize: 16, Stored: 3, Engine: api.EngineConnected,
@@ -50,6 +50,8 @@ func fine() *Facts {
 		Engines: []EngineFacts{{Worker: "w1", URL: "http://w1:8000", Model: "m", BlockSize: 16, Ranks: 1,
 			Reported: enginehttp.Engine{Model: "m", BlockSize: 16, Ranks: []enginehttp.Rank{{Replay: "tcp://w1:5657"}}}}},
 		Tokenizers: []TokenizerFacts{{"m", ""}},
+		Recording: &RecordingFacts{Now: now, RecordingInfo: jetstream.RecordingInfo{First: 1, Last: 9, Batches: 9, Bytes: 900,
+			MaxBytes: 1 << 20, MaxAge: time.Hour, Oldest: now.Add(-time.Minute)}},
 	}
 }
 
@@ -146,6 +148,21 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"streams", Warning, "different numbers of replicas", "--replicas", func(f *Facts) {
 			f.Streams = append(f.Streams, jetstream.StreamState{Name: "x", Replicas: 3, Direct: true, Batches: true})
 		}},
+		{"recording", Warning, "is missing", "--record", func(f *Facts) {
+			f.Recording = &RecordingFacts{Err: jetstream.ErrNotFound}
+		}},
+		{"recording", Warning, "changed settings", "nats stream rm KV_RECORD_default", func(f *Facts) {
+			f.Recording.Odd = []string{"discard"}
+		}},
+		{"recording", Warning, "no limit", "--record-bytes", func(f *Facts) { f.Recording.MaxBytes = -1 }},
+		{"recording", Warning, "no limit", "--record-bytes", func(f *Facts) { f.Recording.MaxAge = 0 }},
+		{"recording", Warning, "before their age", "--record-bytes", func(f *Facts) {
+			f.Recording.First, f.Recording.Bytes = 2, 1<<20
+		}},
+		{"recording", Warning, "cannot be stored", "auth print", func(f *Facts) {
+			status(f).Recording.Failing, status(f).Recording.Dropped = "no room", 1
+		}},
+		{"recording", Warning, "were dropped", "restart the node", func(f *Facts) { status(f).Recording.Dropped = 1 }},
 		{"nodes", Error, "no indexer node answers", "indexer serve",
 			func(f *Facts) { f.NodesError = context.Canceled }},
 		{"nodes", Error, "does not answer", "--node-id a", func(f *Facts) { f.Nodes.Nodes[0].Status = nil }},

@@ -32,6 +32,7 @@ const (
 	kindRequest = 2
 	kindEnd     = 3
 	kindReport  = 4
+	kindAnswer  = 5
 
 	headBytes = len(magic) + 1 + 8
 	tailBytes = 4
@@ -172,11 +173,17 @@ func (b *batch) report(r *Report) {
 	b.add(kindReport)
 }
 
+func (b *batch) answer(a *Answer) {
+	b.body = appendAll(appendName(b.time(a.Time), a.Link), a.Tokens)
+	b.add(kindAnswer)
+}
+
 // Record is a record of a batch; exactly one field is set.
 type Record struct {
 	Request *Request
 	End     *End
 	Report  *Report
+	Answer  *Answer
 }
 
 // Decode calls visit with every record of a batch, and returns the number of records that were dropped before it. The
@@ -214,6 +221,8 @@ func Decode(data []byte, visit func(Record) error) (dropped uint64, err error) {
 				FirstToken: in.number(), Blocks: in.number()}
 		case kindReport:
 			record.Report = &Report{Time: in.time(), Link: in.name(), Cached: in.number()}
+		case kindAnswer:
+			record.Answer = &Answer{Time: in.time(), Link: in.name(), Tokens: in.number()}
 		default:
 			continue
 		}

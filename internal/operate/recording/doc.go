@@ -6,6 +6,7 @@
 //	r.Request(&recording.Observed{...})     // a request with the choice
 //	r.End(id, recording.End{...})           // the end of the request with this id
 //	r.Report(id, recording.Report{...})     // the reuse that the engine reports
+//	r.Answer(id, recording.Answer{...})     // the tokens of the answer
 //
 //	e, err := recording.NewExporter(w, recording.Mooncake, 0)
 //	summary, err := recording.Read(ctx, source, recording.Filter{Since: since}, e.Write)
@@ -34,7 +35,7 @@
 // or is a second old. While a batch cannot be stored, closed batches wait, up to [queueBytes]. Further records are
 // dropped and counted, and the next batch contains the count.
 //
-// A request, the end and the report are three records with the name of the request's id. [Read] joins these records.
+// A request, the end, the report and the answer are separate records with the name of the request's id. [Read] joins these records.
 // Therefore the recorder keeps no state of requests, and a restart loses only the records in the queue.
 //
 // The package is the input of an analysis of other policies or fleets, which replays the records together with the log

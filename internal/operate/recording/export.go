@@ -156,6 +156,7 @@ type Line struct {
 	LifeMS       uint64 `json:"life_ms,omitempty"`
 	FirstTokenMS uint64 `json:"first_token_ms,omitempty"`
 	OutputKnown  bool   `json:"output_known"` // otherwise output_length is the expectation of the request, or 0
+	OutputExact  bool   `json:"output_exact"` // output_length has the tokens by the engine; otherwise whole blocks
 }
 
 // Choice is a chosen rank with its state before the choice.
@@ -194,9 +195,12 @@ func (e *Exporter) Write(q *Joined) error {
 	if r.Session != 0 {
 		l.SessionID = "s" + strconv.FormatUint(e.session(r.Session), 10)
 	}
-	if q.Flags&Ended != 0 && q.End.Blocks > 0 {
+	switch {
+	case q.Flags&Answered != 0:
+		l.OutputLength, l.OutputKnown, l.OutputExact = q.Answer.Tokens, true, true
+	case q.Flags&Ended != 0 && q.End.Blocks > 0:
 		l.OutputLength, l.OutputKnown = q.End.Blocks*uint64(r.BlockSize), true
-	} else {
+	default:
 		e.WithoutOutput++
 	}
 	if e.format == Mooncake {

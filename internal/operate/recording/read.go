@@ -28,21 +28,23 @@ func (f *Filter) selects(r *Request) bool {
 		(f.Model == "" || r.Model == f.Model)
 }
 
-// Joined is a request with its end and its report. Their fields are valid with the flags Ended and Reported.
+// Joined is a request with its end, its report and its answer. Their fields are valid with the flags Ended, Reported
+// and Answered.
 type Joined struct {
 	Request
 	End
 	Report
-	Node string
+	Answer Answer
+	Node   string
 	Flags
 }
 
 // Summary counts the read records.
 type Summary struct {
-	Batches, Requests, Ends, Reports uint64
-	Dropped                          uint64 // records that the nodes had to drop
-	Unreadable                       uint64 // batches that are damaged or of a later build
-	Why                              error  // of the first unreadable batch
+	Batches, Requests, Ends, Reports, Answers uint64
+	Dropped                                   uint64 // records that the nodes had to drop
+	Unreadable                                uint64 // batches that are damaged or of a later build
+	Why                                       error  // of the first unreadable batch
 }
 
 const (
@@ -54,7 +56,7 @@ const (
 	skew = time.Minute
 )
 
-// Read calls visit with the selected requests in order of arrival, each joined with its end and its report. It reads
+// Read calls visit with the selected requests in order of arrival, each joined with its end, report and answer. It reads
 // the batches up to the present end of the stream, and keeps the requests of [late] in memory. Unreadable batches are
 // counted and skipped. An error of visit ends the reading.
 func Read(ctx context.Context, from Source, f Filter, visit func(*Joined) error) (s Summary, err error) {
@@ -139,7 +141,7 @@ func (j *joiner) add(r Record) error {
 		if !j.filter.selects(r.Request) {
 			break
 		}
-		q := &Joined{Request: *r.Request, Node: j.node, Flags: r.Request.Flags &^ (Ended | Reported)}
+		q := &Joined{Request: *r.Request, Node: j.node, Flags: r.Request.Flags &^ (Ended | Reported | Answered)}
 		j.list, j.sorted = append(j.list, q), false
 		if q.Request.Link != 0 {
 			j.links[q.Request.Link] = q
@@ -153,6 +155,11 @@ func (j *joiner) add(r Record) error {
 		j.summary.Reports++
 		if q := j.links[r.Report.Link]; q != nil {
 			q.Report, q.Flags = *r.Report, q.Flags|Reported
+		}
+	case r.Answer != nil:
+		j.summary.Answers++
+		if q := j.links[r.Answer.Link]; q != nil {
+			q.Answer, q.Flags = *r.Answer, q.Flags|Answered
 		}
 	}
 	return nil

@@ -17,6 +17,7 @@ const (
 	Disaggregated                   // a prefill worker computes the prompt
 	Ended                           // of a joined request: its end is known
 	Reported                        // of a joined request: the engine has reported the reuse
+	Answered                        // of a joined request: the engine has reported the tokens of the answer
 )
 
 // Place is a rank of a worker with the state on which the choice was based.
@@ -72,6 +73,13 @@ type Report struct {
 	Time   int64
 	Link   Name
 	Cached uint64 // tokens of the prompt
+}
+
+// Answer has the tokens of a complete answer, as the engine has reported them to a gateway.
+type Answer struct {
+	Time   int64
+	Link   Name
+	Tokens uint64
 }
 
 // Observed is a request as the node has it. The recorder converts it to a [Request].

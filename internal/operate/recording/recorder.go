@@ -103,6 +103,12 @@ func (r *Recorder) Report(id string, p Report) {
 	r.add(p.Time, func(b *batch) { b.report(&p) })
 }
 
+// Answer records the tokens of the answer to the request with an id. It does not block.
+func (r *Recorder) Answer(id string, a Answer) {
+	a.Link = r.link(id)
+	r.add(a.Time, func(b *batch) { b.answer(&a) })
+}
+
 func (r *Recorder) link(id string) Name {
 	x := r.scratches.Get().(*scratch)
 	defer r.scratches.Put(x)

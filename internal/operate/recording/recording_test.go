@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -134,9 +135,10 @@ func TestRoundTrip(t *testing.T) {
 		r.Request(o)
 		r.End("r1", End{Time: o.Time + 900, Freed: true, Life: 900, FirstToken: 80, Blocks: 4})
 		r.Report("r1", Report{Time: o.Time + 950, Cached: 16})
+		r.Answer("r1", Answer{Time: o.Time + 960, Tokens: 61})
 		r.End("other", End{Time: o.Time})
 	})
-	if len(list) != 1 || sum != (Summary{Batches: 1, Requests: 1, Ends: 2, Reports: 1}) {
+	if len(list) != 1 || sum != (Summary{Batches: 1, Requests: 1, Ends: 2, Reports: 1, Answers: 1}) {
 		t.Fatalf("%d requests, %+v", len(list), sum)
 	}
 	q := list[0]
@@ -148,7 +150,7 @@ func TestRoundTrip(t *testing.T) {
 	if !reflect.DeepEqual(q.Request, want) {
 		t.Errorf("read\n%+v, recorded\n%+v", q.Request, want)
 	}
-	if q.Flags != Booked|Disaggregated|Ended|Reported || q.End.Life != 900 || q.FirstToken != 80 || q.Blocks != 4 ||
+	if q.Flags != Booked|Disaggregated|Ended|Reported|Answered || q.Answer.Tokens != 61 || q.End.Life != 900 || q.FirstToken != 80 || q.Blocks != 4 ||
 		!q.Freed || q.Report.Cached != 16 {
 		t.Errorf("%+v", q)
 	}
@@ -346,6 +348,47 @@ func golden() []byte {
 	return b.end()
 }
 
+// goldenAnswer is a batch with an answer. Builds before this kind of record skip it.
+func goldenAnswer() []byte {
+	var b batch
+	b.begin(1_700_000_000_000, 0)
+	b.answer(&Answer{Time: 1_700_000_002_050, Link: 0x1122334455667788, Tokens: 61})
+	return b.end()
+}
+
+// TestGoldenAnswer compares the format of answers with the bytes of earlier builds.
+func TestGoldenAnswer(t *testing.T) {
+	t.Parallel()
+	const old = "4b565243010068e5cf8b01000000050b821088776655443322113dfaf43c4e"
+	if now := fmt.Sprintf("%x", goldenAnswer()); now != old {
+		t.Errorf("the format has changed: a batch is now\n%s", now)
+	}
+}
+
+// TestOutputLength: the length of an answer is exact with the engine's number, whole blocks with reported blocks, and
+// otherwise the expectation.
+func TestOutputLength(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		flags        Flags
+		length       uint64
+		known, exact bool
+	}{{0, 7, false, false}, {Ended, 64, true, false}, {Answered, 61, true, true}, {Ended | Answered, 61, true, true}} {
+		var out bytes.Buffer
+		e, err := NewExporter(&out, JSON, 512)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := &Joined{Request: Request{Model: "m", BlockSize: 16, Span: 512, Output: 7}, End: End{Blocks: 4},
+			Answer: Answer{Tokens: 61}, Flags: c.flags}
+		var l Line
+		if err := errors.Join(e.Write(q), e.Flush(), json.Unmarshal(out.Bytes(), &l)); err != nil ||
+			l.OutputLength != c.length || l.OutputKnown != c.known || l.OutputExact != c.exact {
+			t.Errorf("%v: %v, %+v", c, err, l)
+		}
+	}
+}
+
 // TestGolden compares the format and the names with the files of earlier builds.
 func TestGolden(t *testing.T) {
 	t.Parallel()
@@ -416,6 +459,7 @@ func TestDecodeRejects(t *testing.T) {
 // FuzzDecode: no input breaks the decoder, and every decoded record can be written again.
 func FuzzDecode(f *testing.F) {
 	f.Add(golden()[:len(golden())-tailBytes])
+	f.Add(goldenAnswer()[:len(goldenAnswer())-tailBytes])
 	f.Fuzz(func(t *testing.T, body []byte) {
 		sealed := batch{buf: bytes.Clone(body)}
 		data := sealed.end()
@@ -429,8 +473,10 @@ func FuzzDecode(f *testing.F) {
 				again.request(r.Request)
 			case r.End != nil:
 				again.ending(r.End)
-			default:
+			case r.Report != nil:
 				again.report(r.Report)
+			default:
+				again.answer(r.Answer)
 			}
 			return nil
 		}); err != nil {

@@ -206,6 +206,9 @@ func (m measured) ReportReused(id string, cached uint64, alone bool) {
 	m.s.funnel.ReportLater(r, alone)
 }
 
+// ReportAnswer records the tokens of an answer, as an engine reported them to the gateway.
+func (m measured) ReportAnswer(id string, tokens uint64) { m.s.recordAnswer(id, tokens) }
+
 // Funnel returns the sum of all nodes' funnels.
 func (s *Server) Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error) {
 	if err := s.named(&r.Model); err != nil {

@@ -128,6 +128,13 @@ func (s *Server) recordReport(r *api.Report) {
 	}
 }
 
+// recordAnswer records the tokens of an answer.
+func (s *Server) recordAnswer(id string, tokens uint64) {
+	if s.recorder != nil {
+		s.recorder.Answer(id, recording.Answer{Time: time.Now().UnixMilli(), Tokens: tokens})
+	}
+}
+
 // recordingStatus returns the state of the recording for clients; nil if recording is off.
 func (s *Server) recordingStatus() *api.RecordingStatus {
 	if s.recorder == nil {

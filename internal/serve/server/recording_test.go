@@ -60,6 +60,7 @@ func TestRecordChoice(t *testing.T) {
 		s.recordEnd(load.Model{Name: "m"}, r)
 	}
 	s.recordReport(&api.Report{RequestID: id, CachedTokens: 64})
+	s.recordAnswer(id, 61)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.recorder.Run(ctx)
@@ -68,14 +69,14 @@ func TestRecordChoice(t *testing.T) {
 		list = append(list, q)
 		return nil
 	})
-	if err != nil || sum.Requests != 2 || sum.Ends != 1 || sum.Reports != 1 || len(list) != 2 {
+	if err != nil || sum.Requests != 2 || sum.Ends != 1 || sum.Reports != 1 || sum.Answers != 1 || len(list) != 2 {
 		t.Fatalf("%+v, %v, %d requests", sum, err, len(list))
 	}
 	q := list[0]
 	want := recording.Place{Worker: "w1", Rank: 1, Device: 5, Guessed: 2, Host: 2, Disk: 5, Shared: 6, Requests: 7,
 		PrefillTokens: 8, Blocks: 9}
-	if q.Place != want || q.Flags != recording.Booked|recording.Ended|recording.Reported || q.Life != 3000 ||
-		q.FirstToken != 1000 || q.Blocks != 2 || q.Report.Cached != 64 || q.Request.Cached != 80 || q.Computed != 7920 ||
+	if q.Place != want || q.Flags != recording.Booked|recording.Ended|recording.Reported|recording.Answered || q.Life != 3000 ||
+		q.FirstToken != 1000 || q.Blocks != 2 || q.Report.Cached != 64 || q.Answer.Tokens != 61 || q.Request.Cached != 80 || q.Computed != 7920 ||
 		len(q.Names) != 16 {
 		t.Errorf("%+v", q)
 	}
@@ -83,7 +84,7 @@ func TestRecordChoice(t *testing.T) {
 		t.Errorf("refused: %+v", q)
 	}
 	st := s.recordingStatus()
-	if st.Records != 4 || st.Stored != 4 || st.Dropped != 0 || st.WaitingBytes != 0 || st.Failing != "" {
+	if st.Records != 5 || st.Stored != 5 || st.Dropped != 0 || st.WaitingBytes != 0 || st.Failing != "" {
 		t.Errorf("%+v", st)
 	}
 }
