@@ -554,6 +554,10 @@ type WorkerInfo struct {
 	Stored  uint64 `json:"stored" msgpack:"stored"`   // blocks in all stored events of the incarnation
 	Removed uint64 `json:"removed" msgpack:"removed"` // blocks in all removed events
 
+	// Cleared is the number of cleared events that the answering node has applied to the rank since the start of the
+	// incarnation or of the node. Two values that differ show a clear between the answers, or another node.
+	Cleared uint64 `json:"cleared,omitempty" msgpack:"cleared,omitempty"`
+
 	// Lookahead is the number of tokens after a block in the block's local hash, as with an engine that drafts. Clients
 	// need the number to query by Hashes.
 	Lookahead uint32 `json:"lookahead,omitempty" msgpack:"lookahead,omitempty"`

@@ -76,6 +76,7 @@ type rank struct {
 	placed             bool   // blocks have had a place in the index since the node began to read the rank's events
 	restored           bool   // from a snapshot: earlier blocks may have had a place
 	before             change // stored and removed before the last clear of all tiers
+	cleared            uint64 // cleared events that this node has applied
 	hidden             bool   // the view excludes the rank: the worker has not claimed the model
 	tally              *tally // the counts of the rank's events
 	memory             *deviceMemory
@@ -208,6 +209,7 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 	case b.FirstID > r.LastID+1:
 		m.counts.Gaps++
 		r.Partial = true
+		r.cleared++
 		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonGap}}))
 	}
 	tagged := false // an event has a session
@@ -224,6 +226,7 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 		case events.Removed:
 			r.Removed += uint64(len(evs[i].Blocks))
 		case events.Cleared:
+			r.cleared++
 			if evs[i].Tier == events.AllTiers {
 				r.before = change{r.Stored, r.Removed}
 			}

@@ -35,7 +35,7 @@ func (n *Node) Workers(ctx context.Context, asked api.WorkersRequest) (*api.Work
 				list.Workers = append(list.Workers, api.WorkerInfo{
 					Instance: events.WorkerID(r.Instance), Rank: r.Rank, Model: string(r.Model), BlockSize: r.BlockSize,
 					Partition: part.id, Incarnation: r.Incarnation, LastEvent: r.LastID, LastSeen: timeOf(r.LastSeen),
-					Stored: r.Stored, Removed: r.Removed, Lookahead: r.Lookahead,
+					Stored: r.Stored, Removed: r.Removed, Cleared: r.cleared, Lookahead: r.Lookahead,
 				})
 			}
 		}

@@ -57,8 +57,8 @@ type AnnouncedConfig struct {
 // safe for concurrent use.
 //
 // A check is a mismatch only if other explanations are excluded. The worker's events arrive, and it has stored blocks
-// since the booking. No block waits for its parent. The request is still in progress, so its blocks cannot be evicted,
-// or no block was evicted since.
+// since the booking. No block waits for its parent, and no cache was cleared. The request is still in progress, so its
+// blocks cannot be evicted, or no block was evicted since.
 type Announced struct {
 	cfg   AnnouncedConfig
 	begun chan *sent // has room for all followed requests
@@ -239,7 +239,7 @@ func (s *sent) held(answer *api.Answer) int {
 func decisive(before, after *api.WorkerInfo, ended bool) bool {
 	return before != nil && after != nil && before.Incarnation == after.Incarnation && after.Stored > before.Stored &&
 		(after.Engine == "" || after.Engine == api.EngineConnected) && !after.CatchingUp && after.Pending <= before.Pending &&
-		(!ended || after.Removed == before.Removed)
+		after.Cleared == before.Cleared && (!ended || after.Removed == before.Removed)
 }
 
 // end records the result of a request.

@@ -143,6 +143,8 @@ func TestAnnounced(t *testing.T) {
 		"others, ended":     {after: stores, ended: true, want: Mismatch},
 		"evicted at once":   {after: func(w *announcing) { stores(w); w.worker.Removed += 3 }, ended: true, want: Unknown},
 		"others evicted":    {after: func(w *announcing) { stores(w); w.worker.Removed += 3 }, want: Mismatch},
+		"cleared":           {after: func(w *announcing) { stores(w); w.worker.Cleared++ }, ended: true, want: Unknown},
+		"cleared by a gap":  {after: func(w *announcing) { stores(w); w.worker.Cleared++ }, want: Unknown},
 		"nothing":           {after: func(*announcing) {}, want: Unknown},
 		"restarted":         {after: func(w *announcing) { stores(w); w.worker.Incarnation++ }, want: Unknown},
 		"silent":            {after: func(w *announcing) { stores(w); w.worker.Engine = api.EngineSilent }, want: Unknown},

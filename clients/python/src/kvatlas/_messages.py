@@ -531,6 +531,7 @@ class WorkerInfo:
     copies: int
     stored: int
     removed: int
+    cleared: int = 0
     lookahead: int = 0
     lease: Lease | None = None
     engine: str = ""
