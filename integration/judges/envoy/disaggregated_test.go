@@ -3,16 +3,12 @@
 package envoy
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -22,17 +18,13 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/tools/envoy"
 	"github.com/kvatlas/kvatlas/tools/openaisim"
-	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-// part is a worker of a disaggregated fleet: a simulated engine that records its requests.
+// part is a worker of a disaggregated fleet: a simulated engine behind a recorder.
 type part struct {
-	name, role, addr string
-
-	mu       sync.Mutex
-	requests map[string]received // by X-Test-Id
+	*harness.Recorder
+	name, role string
 }
 
 // received is a request at an engine.
@@ -41,10 +33,10 @@ type received struct {
 	body      map[string]any
 }
 
-func (p *part) got(id string) (received, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	r, ok := p.requests[id]
+func (p *part) got(id string) (r received, ok bool) {
+	q, ok := p.Got(id)
+	r.prefiller = strings.Join(q.Header.Values("x-prefiller-host-port"), " and ")
+	_ = json.Unmarshal(q.Body, &r.body) // an incomplete body has no fields
 	return r, ok
 }
 
@@ -65,30 +57,17 @@ func startPools(t *testing.T, settings string, prefill []string, edits ...string
 		"--guess-ttl", "1h", "--routing-config", file)}}
 	for _, role := range []string{"decode", "prefill", "encode"} {
 		for i := range 2 {
-			p := &part{name: fmt.Sprintf("%s-%d", role, i), role: role, requests: map[string]received{}}
+			p := &part{name: fmt.Sprintf("%s-%d", role, i), role: role}
 			e, err := openaisim.Start("127.0.0.1:0", openaisim.Options{Model: model, BlockSize: blockSize, Tokens: 4,
 				Delay: 2 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(e.Kill)
-			behind := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: e.Addr})
-			behind.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {} // of cancelled requests
-			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				text, _ := io.ReadAll(r.Body) // an incomplete body fails at the engine
-				got := received{prefiller: strings.Join(r.Header.Values("x-prefiller-host-port"), " and ")}
-				_ = json.Unmarshal(text, &got.body)
-				p.mu.Lock()
-				p.requests[r.Header.Get("X-Test-Id")] = got
-				p.mu.Unlock()
-				r.Body = io.NopCloser(bytes.NewReader(text))
-				behind.ServeHTTP(w, r)
-			}))
-			t.Cleanup(s.Close)
-			p.addr = strings.TrimPrefix(s.URL, "http://")
+			p.Recorder = harness.StartRecorder(t, e.Addr)
 			g.parts = append(g.parts, p)
 			args := []string{"workers", "register", p.name, "--model", model, "--block-size", fmt.Sprint(blockSize),
-				"--endpoint", s.URL, "--role", role, "--nats", g.indexer.NATS}
+				"--endpoint", "http://" + p.Addr, "--role", role, "--nats", g.indexer.NATS}
 			if role == "prefill" {
 				args = append(args, prefill...)
 			}
@@ -97,25 +76,11 @@ func startPools(t *testing.T, settings string, prefill []string, edits ...string
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
-	defer cancel()
 	var addresses []string // Envoy's cluster has all workers, as an InferencePool has
 	for _, p := range g.parts {
-		addresses = append(addresses, p.addr)
+		addresses = append(addresses, p.Addr)
 	}
-	e, err := envoy.Start(ctx, envoy.Config{Python: pyenv.PythonWith(t, "envoy.txt"),
-		File: root + "/deploy/envoy/envoy.yaml", Dir: t.TempDir(),
-		Indexer: g.indexer.WaitFor(`gRPC is served" listen=(\S+)`)[1], Engines: addresses, Edits: edits,
-		Log: os.Stderr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Stop)
-	g.url = e.URL
-	harness.Eventually(t, "Envoy passes requests on", func() (bool, string) {
-		a := g.do("GET", "/v1/models", "")
-		return a.status == 200, fmt.Sprint(a)
-	})
+	g.url = harness.StartEnvoy(t, root, g.indexer.GRPC(), addresses, edits...).URL
 	return g
 }
 
@@ -132,7 +97,7 @@ func (g *pools) send(id, path, body string, patience time.Duration) (int, error)
 		return 0, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("X-Test-Id", id)
+	r.Header.Set(harness.TestID, id)
 	r.Header.Add("X-Prefiller-Host-Port", "169.254.169.254:80")
 	r.Header.Add("X-Prefiller-Host-Port", "127.0.0.1:1")
 	reply, err := http.DefaultClient.Do(r)
@@ -244,7 +209,7 @@ func (g *pools) check(id string, complete, sglang bool, used map[string]int) {
 		}
 		return
 	}
-	at := slices.IndexFunc(g.parts, func(p *part) bool { return p.addr == decodes[0].prefiller })
+	at := slices.IndexFunc(g.parts, func(p *part) bool { return p.Addr == decodes[0].prefiller })
 	if at < 0 || g.parts[at].role != "prefill" {
 		g.t.Errorf("request %s has the header x-prefiller-host-port: %s", id, decodes[0].prefiller)
 		return

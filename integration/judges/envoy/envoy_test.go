@@ -3,7 +3,6 @@
 package envoy
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -20,9 +19,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/tools/envoy"
 	"github.com/kvatlas/kvatlas/tools/openaisim"
-	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 const (
@@ -73,21 +70,8 @@ func startFleet(t *testing.T, o openaisim.Options, flags []string, edits ...stri
 			t.Fatal(r)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
-	defer cancel()
-	e, err := envoy.Start(ctx, envoy.Config{Python: pyenv.PythonWith(t, "envoy.txt"),
-		File: root + "/deploy/envoy/envoy.yaml", Dir: t.TempDir(),
-		Indexer: g.indexer.WaitFor(`gRPC is served" listen=(\S+)`)[1], Engines: addresses, Edits: edits,
-		Log: os.Stderr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Stop)
+	e := harness.StartEnvoy(t, root, g.indexer.GRPC(), addresses, edits...)
 	g.url, g.admin = e.URL, strings.TrimPrefix(e.Admin, "http://")
-	harness.Eventually(t, "Envoy passes requests on", func() (bool, string) {
-		a := g.do("GET", "/v1/models", "")
-		return a.status == 200, fmt.Sprint(a)
-	})
 	return g
 }
 
@@ -108,7 +92,7 @@ func (g *gateway) doAs(id, method, path, body string) (a answer) {
 		return answer{err: err}
 	}
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("X-Test-Id", id)
+	r.Header.Set(harness.TestID, id)
 	reply, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return answer{err: err}
@@ -165,20 +149,9 @@ func (g *gateway) idle() {
 }
 
 // metric is a counter of the indexer.
-func (g *gateway) metric(name string) (v float64) {
+func (g *gateway) metric(name string) float64 {
 	g.t.Helper()
-	_, text, err := harness.Request(g.indexer.HTTP, "GET", "/metrics", "")
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == '{' || rest[0] == ' ') {
-			var n float64
-			fmt.Sscan(rest[strings.LastIndexByte(rest, ' '):], &n)
-			v += n
-		}
-	}
-	return v
+	return g.indexer.Metric(name)
 }
 
 // compared checks that the estimated prompt tokens of each request are within a tenth of the engine's number.
@@ -192,13 +165,7 @@ func (g *gateway) compared(requests int) {
 	}
 }
 
-// duplex selects the other mode for bodies.
-var duplex = []string{"request_body_mode: BUFFERED", "request_body_mode: FULL_DUPLEX_STREAMED",
-	"request_trailer_mode: SKIP", "request_trailer_mode: SEND",
-	"response_body_mode: STREAMED", "response_body_mode: FULL_DUPLEX_STREAMED",
-	"response_trailer_mode: SKIP", "response_trailer_mode: SEND"}
-
-var bothModes = map[string][]string{"as deployed": nil, "full duplex": duplex}
+var bothModes = map[string][]string{"as deployed": nil, "full duplex": harness.EnvoyDuplex}
 
 // TestWarmWorker sends chats of several turns as token ids, in both modes, streamed and not. Every turn must go to the
 // worker of the turn before. The same holds for a prompt of many chunks.

@@ -17,7 +17,8 @@ import (
 // text, and see the whole body. A text with an echo passes unchanged.
 func TestForwardedTokens(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tokenizers.yaml")
-	if err := os.WriteFile(file, []byte("models:\n  sim:\n    engines: tokenize\n"), 0o600); err != nil {
+	settings := "models:\n  sim:\n    engines: tokenize\n    timeout_ms: 60000\n"
+	if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, edits := range bothModes {

@@ -3,19 +3,15 @@
 package envoy
 
 import (
-	"context"
 	"flag"
 	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
-	"github.com/kvatlas/kvatlas/tools/envoy"
-	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
 var latencyRequests = flag.Int("latency.requests", 50, "requests through each way in TestLatency")
@@ -30,16 +26,9 @@ func TestLatency(t *testing.T) {
 			for _, e := range g.engines {
 				addresses = append(addresses, e.Addr)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
-			defer cancel()
-			plain, err := envoy.Start(ctx, envoy.Config{Python: pyenv.PythonWith(t, "envoy.txt"),
-				File: root + "/deploy/envoy/envoy.yaml", Dir: t.TempDir(), Indexer: "127.0.0.1:1", Engines: addresses,
-				Edits: append(slices.Clone(edits), "- name: kvatlas\n                    typed_config",
-					"- name: kvatlas\n                    disabled: true\n                    typed_config"), Log: os.Stderr})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(plain.Stop)
+			plain := harness.StartEnvoy(t, root, "127.0.0.1:1", addresses, append(slices.Clone(edits),
+				"- name: kvatlas\n                    typed_config",
+				"- name: kvatlas\n                    disabled: true\n                    typed_config")...)
 			ways := []struct {
 				name, url string
 				times     []time.Duration
