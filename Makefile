@@ -41,9 +41,9 @@ kube: ## build a Kubernetes (once, 15 minutes), then run chart, manifests and do
 	go run ./integration/judges/kube/fetch
 	go test -tags kube -count 1 -timeout 20m -v ./integration/judges/kube
 
-real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours, and a tiny fleet of it: make real-vllm N=60 for fewer requests
+real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours, alone, in a tiny fleet, and behind Envoy: make real-vllm N=60 for fewer requests, GATEWAY=100 for more through Envoy
 	go run ./integration/judges/vllm/fetch
-	go test -tags realvllm -count 1 -timeout 2h -v ./integration/judges/vllm -vllm.requests=$${N:-300}
+	go test -tags realvllm -count 1 -timeout 2h -v ./integration/judges/vllm -vllm.requests=$${N:-300} -vllm.gateway=$${GATEWAY:-20}
 
 gpu-fleet: ## four vLLM servers on GPUs behind each way of choosing: truth, reuse, TTFT; never run by CI: make gpu-fleet PYTHON=python3 FLEET="-fleet.gpus=0,1"
 	go test -tags realvllm -count 1 -timeout 0 -v ./integration/judges/vllm -run 'TestFleet$$' -fleet.python=$${PYTHON:-python3} $${FLEET}

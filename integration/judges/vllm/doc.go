@@ -10,7 +10,10 @@
 // kvatlas with the twin of the chosen engine, and the engine's reuse with the answer. make real-vllm runs the test with
 // two small engines on the CPU; make gpu-fleet with four on GPUs.
 //
-// The test needs 3 GB of packages, minutes of time, gcc and x86-64 Linux. So the test has a separate build tag,
+// TestGateway sends requests of clients through a real Envoy with an indexer. It compares answers to texts with answers
+// to the token ids of --forward-tokens.
+//
+// The tests need 3 GB of packages, minutes of time, gcc and x86-64 Linux. So the test has a separate build tag,
 // realvllm, and a separate command, make real-vllm. The parts for the judgement are built and tested without the tag:
 //
 //   - twin is a naive copy of an engine's announced state, with a separate subscription. It keeps all past states.

@@ -4,12 +4,9 @@ package vllm
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
@@ -33,15 +30,17 @@ type model struct {
 	blocks  int
 	learned bool           // the shim reads the addresses and the model from the engine
 	config  map[string]any // in addition to the common configuration
+
+	dir string // folder with a tokenizer and weights; empty: a new folder with the configuration alone
 }
 
 // models are a model with only full attention, and a model like Gemma 3.
 var models = []model{
-	{"full", 200, false, map[string]any{
+	{name: "full", blocks: 200, config: map[string]any{
 		"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama", "hidden_act": "silu",
 		"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
 	}},
-	{"hybrid", 320, true, map[string]any{
+	{name: "hybrid", blocks: 320, learned: true, config: map[string]any{
 		"architectures": []string{"Gemma3ForCausalLM"}, "model_type": "gemma3_text",
 		"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
 		"rope_local_base_freq": 10000.0, "query_pre_attn_scalar": 32, "sliding_window": 128,
@@ -51,29 +50,38 @@ var models = []model{
 
 // Constants of both models.
 const (
-	layers    = 2
-	hidden    = 128
-	heads     = 4
-	keyHeads  = 2
-	headSize  = 32
-	blockSize = 32 // tokens; vLLM's minimum on a CPU
-	loraRank  = 8
+	layers       = 2
+	hidden       = 128
+	intermediate = 256
+	heads        = 4
+	keyHeads     = 2
+	headSize     = 32
+	blockSize    = 32 // tokens; vLLM's minimum on a CPU
+	loraRank     = 8
 )
 
-// write makes a model folder for vLLM.
+// write makes a model folder for vLLM, if the model has none.
 func (m model) write(t *testing.T) string {
 	t.Helper()
+	if m.dir != "" {
+		return m.dir
+	}
+	dir := t.TempDir()
+	m.writeConfig(t, dir)
+	return dir
+}
+
+func (m model) writeConfig(t *testing.T, dir string) {
+	t.Helper()
 	config := map[string]any{
-		"hidden_size": hidden, "intermediate_size": 256, "num_hidden_layers": layers, "num_attention_heads": heads,
+		"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
 		"num_key_value_heads": keyHeads, "head_dim": headSize, "vocab_size": vocabulary,
 		"max_position_embeddings": 4096, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
 	}
 	for k, v := range m.config {
 		config[k] = v
 	}
-	dir := t.TempDir()
 	writeJSON(t, filepath.Join(dir, "config.json"), config)
-	return dir
 }
 
 func writeJSON(t *testing.T, path string, v any) {
@@ -95,36 +103,15 @@ func writeAdapter(t *testing.T, seed uint64) string {
 		"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": loraRank, "lora_alpha": loraRank, "bias": "none",
 		"target_modules": []string{"q_proj", "v_proj"}, "base_model_name_or_path": "random",
 	})
-	type tensor struct {
-		Type    string `json:"dtype"`
-		Shape   [2]int `json:"shape"`
-		Offsets [2]int `json:"data_offsets"`
-	}
-	header := map[string]tensor{}
-	var data []byte
-	random := rand.New(rand.NewPCG(seed, 2))
-	add := func(name string, rows, columns int) {
-		from := len(data)
-		for range rows * columns {
-			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(random.NormFloat64()*0.1)))
-		}
-		header[name] = tensor{"F32", [2]int{rows, columns}, [2]int{from, len(data)}}
-	}
+	weights := newWeights(seed)
 	for layer := range layers {
 		for module, size := range map[string]int{"q_proj": heads * headSize, "v_proj": keyHeads * headSize} {
 			name := fmt.Sprintf("base_model.model.model.layers.%d.self_attn.%s.", layer, module)
-			add(name+"lora_A.weight", loraRank, hidden)
-			add(name+"lora_B.weight", size, loraRank)
+			weights.add(name+"lora_A.weight", 0.1, loraRank, hidden)
+			weights.add(name+"lora_B.weight", 0.1, size, loraRank)
 		}
 	}
-	text, err := json.Marshal(header)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
-	if err := os.WriteFile(filepath.Join(dir, "adapter_model.safetensors"), append(file, data...), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	weights.write(t, filepath.Join(dir, "adapter_model.safetensors"))
 	return dir
 }
 
@@ -132,6 +119,7 @@ func writeAdapter(t *testing.T, seed uint64) string {
 type engine struct {
 	t     *testing.T
 	model model
+	dir   string // the model's folder
 	args  []string
 	env   []string
 
@@ -170,7 +158,7 @@ func newEngine(t *testing.T, m model) *engine {
 func newPlace(t *testing.T, m model, of server) *engine {
 	t.Helper()
 	e := &engine{
-		t: t, model: m, client: http.Client{Timeout: harness.Patience},
+		t: t, model: m, dir: m.write(t), client: http.Client{Timeout: harness.Patience},
 		http: loopback.Reserve(t), events: loopback.Reserve(t), replay: loopback.Reserve(t),
 	}
 	_, httpPort, _ := strings.Cut(e.http, ":")
@@ -185,11 +173,14 @@ func newPlace(t *testing.T, m model, of server) *engine {
 	}
 	e.args = append([]string{
 		"-n", "10", of.python, "-m", "vllm.entrypoints.openai.api_server",
-		"--model", m.write(t), "--served-model-name", m.name, "--host", "127.0.0.1", "--port", httpPort,
-		"--load-format", "dummy", "--skip-tokenizer-init", "--block-size", fmt.Sprint(of.blockSize),
+		"--model", e.dir, "--served-model-name", m.name, "--host", "127.0.0.1", "--port", httpPort,
+		"--block-size", fmt.Sprint(of.blockSize),
 		"--num-gpu-blocks-override", fmt.Sprint(m.blocks), "--disable-uvicorn-access-log",
 		"--enable-prompt-tokens-details", "--kv-events-config", string(config),
 	}, of.args...)
+	if m.dir == "" {
+		e.args = append(e.args, "--load-format", "dummy", "--skip-tokenizer-init")
+	}
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "PYTHONDONTWRITEBYTECODE=") { // otherwise every start would compile all modules again
 			e.env = append(e.env, v)
@@ -203,7 +194,7 @@ func newPlace(t *testing.T, m model, of server) *engine {
 		e.kill()
 		if t.Failed() {
 			tail := e.log.Bytes()
-			t.Logf("end of the engine's output:\n%s", tail[max(0, len(tail)-8000):])
+			t.Logf("end of the engine's output:\n%s", tail[max(0, len(tail)-40_000):])
 		}
 	})
 	return e

@@ -315,6 +315,27 @@ func (t *twin) fullBlocks() (n int) {
 	return n
 }
 
+// storedFrom returns the engine's names of the blocks that were stored from a version on, in order.
+func (t *twin) storedFrom(version int) (names []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	at := map[string]int{}
+	for _, g := range t.groups {
+		for name, changes := range g.held {
+			copies := 0
+			for _, c := range changes {
+				if c.version > version && c.copies > copies {
+					at[name] = max(at[name], c.version)
+				}
+				copies = c.copies
+			}
+		}
+	}
+	names = slices.Collect(maps.Keys(at))
+	slices.SortFunc(names, func(a, b string) int { return at[a] - at[b] })
+	return names
+}
+
 // everUsable reports whether the engine would have reused the given number of a prompt's blocks at some version in a
 // range.
 func (t *twin) everUsable(p prompt, from, to, want int) bool {

@@ -84,6 +84,20 @@ func TestTwinOfFullAttention(t *testing.T) {
 	}
 }
 
+// TestStoredFrom lists the blocks of stored events after a version, also removed ones, in the order of the events.
+func TestStoredFrom(t *testing.T) {
+	tw := newTwin(2)
+	tell(t, tw, full(nil, []int{11, 12}, 1, 2, 3, 4), full(nil, []int{11}, 1, 2))
+	before, _, _ := tw.now()
+	tell(t, tw, removed(0, 11), full(12, []int{14, 13}, 7, 8, 5, 6), removed(0, 14, 12), full(11, []int{12}, 3, 4))
+	if got := fmt.Sprint(tw.storedFrom(before)); got != "[14 13 12]" {
+		t.Errorf("stored after version %d: %s", before, got)
+	}
+	if now, _, _ := tw.now(); len(tw.storedFrom(now)) > 0 {
+		t.Error("blocks are stored after the last version")
+	}
+}
+
 func TestTwinOfTenants(t *testing.T) {
 	tw := newTwin(2)
 	both := full(nil, []int{21, 22}, 1, 2, 3, 4)
