@@ -10,8 +10,9 @@
 // kvatlas with the twin of the chosen engine, and the engine's reuse with the answer. make real-vllm runs the test with
 // two small engines on the CPU; make gpu-fleet with four on GPUs.
 //
-// TestGateway sends requests of clients through a real Envoy with an indexer. It compares answers to texts with answers
-// to the token ids of --forward-tokens.
+// TestGateway and TestGatewayPools send requests of clients through a real Envoy with an indexer. TestGateway compares
+// answers to texts with answers to the token ids of --forward-tokens. TestGatewayPools compares answers of a prefill
+// and a decode engine with answers of a single engine.
 //
 // The tests need 3 GB of packages, minutes of time, gcc and x86-64 Linux. So the test has a separate build tag,
 // realvllm, and a separate command, make real-vllm. The parts for the judgement are built and tested without the tag:
