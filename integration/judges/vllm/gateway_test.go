@@ -317,6 +317,9 @@ func (f *frontage) judge() {
 	if int(counted) != f.forwarded || int(tokens) != f.tokens {
 		f.t.Errorf("%s: %v requests and %v tokens are counted", f.name, counted, tokens)
 	}
+	if f.forwards && f.forwarded == 0 {
+		f.t.Errorf("%s: the engine receives no token ids", f.name)
+	}
 	if f.checks("partial")+f.checks("mismatch") > 0 {
 		f.t.Errorf("%s: comparisons with the engine's events find other tokens", f.name)
 	}
