@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // Change is the departure or arrival of a worker during a run.
@@ -86,6 +88,10 @@ func (s *sim) resend() error {
 	for _, r := range lost {
 		if r.booked.life > 0 {
 			s.fleet.free(r, s.now)
+		}
+		if r.copies {
+			s.fleet.warm.planner.Done(events.SeqHash(r.prompt.Names[len(r.prompt.Names)-1]))
+			continue
 		}
 		r.again()
 		if err := s.send(r); err != nil {

@@ -77,6 +77,8 @@ type request struct {
 
 	session uint64 // 0: none
 	retries int    // after crashes of the worker
+	copies  bool   // a copy of a hot prefix, which no user sent
+	before  uint32 // blocks of the copy that the worker held
 
 	sent, first, done micros
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/affinity"
+	"github.com/kvatlas/kvatlas/internal/choose/hot"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -75,6 +76,7 @@ type fleet struct {
 	seq      []events.SeqHash  // of the prompt in hand
 
 	reuse routing.Reuse // of an arm with shared state
+	warm  *warmUp       // nil: no prefix is copied
 
 	tableBlocks, tableDepth int
 	ttl                     micros
@@ -111,6 +113,7 @@ func newFleet(cfg Config, engines []*engine, rng *rand.Rand) (*fleet, error) {
 		f.workers[w] = routing.Worker{ID: events.WorkerID(fmt.Sprintf("w%d", w)),
 			TotalKVBlocks: uint64(engines[w].pool.capacity()), MaxNumBatchedTokens: uint64(e.MaxBatchedTokens)}
 	}
+	f.warm = newWarmUp(cfg, way)
 	if way.follow {
 		f.sessions = affinity.NewMachine(0, affinity.Config{Origin: 1, TTL: sessionLife})
 	}
@@ -220,9 +223,9 @@ func (f *fleet) choose(r *request, now micros) error {
 	return nil
 }
 
-// byPolicy chooses by a policy of pkg/routing.
-func (f *fleet) byPolicy(router *router, r *request, now micros) error {
-	blocks, names, size := r.prompt.blocks, r.prompt.Names, f.cfg.BlockSize
+// list returns the live workers as candidates for a request, and sets f.seq.
+func (f *fleet) list(router *router, r *request, now micros) []routing.Candidate {
+	blocks, names := r.prompt.blocks, r.prompt.Names
 	if f.index != nil {
 		f.index.Match(0, r.prompt.locals(), nil, &f.answer)
 	}
@@ -276,8 +279,14 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 		}
 		list = append(list, c)
 	}
-	req := routing.Request{ISL: uint64(r.prompt.Tokens), BlockSize: uint32(size), Blocks: uint64(len(names)),
-		ExpectedOutputTokens: uint32(r.output)}
+	return list
+}
+
+// byPolicy chooses by a policy of pkg/routing.
+func (f *fleet) byPolicy(router *router, r *request, now micros) error {
+	list := f.list(router, r, now)
+	req := routing.Request{ISL: uint64(r.prompt.Tokens), BlockSize: uint32(f.cfg.BlockSize),
+		Blocks: uint64(len(r.prompt.Names)), ExpectedOutputTokens: uint32(r.output)}
 	if f.sessions != nil {
 		f.follow(&req, now)
 	}
@@ -290,6 +299,10 @@ func (f *fleet) byPolicy(router *router, r *request, now micros) error {
 		return err
 	}
 	r.worker = f.live[choice.Index]
+	if f.warm != nil {
+		f.warm.tracker.Chose(duration(now), &hot.Choice{Request: &req, Ranks: list, Chosen: choice.Index, Sequence: f.seq,
+			Locals: r.prompt.locals()})
+	}
 	if f.sessions != nil {
 		rank := events.RankKey{Instance: choice.Worker}
 		if _, _, err := f.sessions.BindPrompt(duration(now), "", f.seq, rank, ""); err != nil {

@@ -50,6 +50,9 @@ type Config struct {
 	// Routing are the constants of the policies.
 	Routing routing.Config
 
+	// WarmUp is the largest number of copies of hot prefixes in a minute, for arms with shared state; 0: none.
+	WarmUp int
+
 	// Progress is called at intervals with the number of completed requests. nil disables the call.
 	Progress func(done, of int)
 
@@ -277,17 +280,23 @@ func (s *sim) send(r *request) error {
 	if err := s.fleet.choose(r, s.now); err != nil {
 		return err
 	}
-	e := s.engines[r.worker]
-	if !r.admitted {
+	if e := s.engines[r.worker]; !r.admitted {
 		r.best, r.chosen = would, e.would(r.prompt)
 	}
+	s.toEngine(r)
+	s.copyHot()
+	return nil
+}
+
+// toEngine sends a request to its worker.
+func (s *sim) toEngine(r *request) {
+	e := s.engines[r.worker]
 	e.expect(r)
 	if d := e.cfg.Delay; d > 0 {
 		s.ofEngine(s.now+after(d*(0.5+s.delays.Float64())), r.worker, func() { s.arrived(r) })
-		return nil
+		return
 	}
 	s.arrived(r)
-	return nil
 }
 
 // arrived adds a request to the queue of its engine.
@@ -400,6 +409,10 @@ func (s *sim) replied(began []*request, retries []int, done []*request) {
 func (s *sim) ended(done []*request) {
 	for _, r := range done {
 		s.fleet.free(r, s.now)
+		if r.copies {
+			s.copied(r)
+			continue
+		}
 		s.under--
 		s.left--
 		s.run.done(r)
