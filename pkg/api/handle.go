@@ -57,6 +57,7 @@ type Handler struct {
 	Router    Router    // nil: the operations of routing are not served
 	Funnels   Funnels   // nil: the funnel is not served
 	Insights  Insights  // nil: sessions are not served
+	Hots      Hots      // nil: hot prefixes are not served
 
 	// Observe, if not nil, is called after every request that Handle answered, with the operation, the outcome
 	// ([OutcomeOf]) and the duration.

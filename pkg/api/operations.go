@@ -264,6 +264,30 @@ var Operations = []*Operation{
 		method: insights(Insights.Scaling),
 	},
 	{
+		Name: ops.HotPrefixes, Routes: slices.Concat(get("/v1/prefixes/hot"), post("/v1/prefixes/hot")), Access: AccessRead,
+		AnyNode: true, Granted: true,
+		Summary: "The prefixes of a model with more demand than their holders serve, with the benefit of a copy, and the copies",
+		Empty:   true, Parameters: []string{"model"},
+		Codes:  []Code{CodeMissingModel, CodeUnknownModel},
+		method: hots(Hots.HotPrefixes),
+	},
+	{
+		Name: ops.HotPart, OneNode: true, Summary: "A node's part of the hot prefixes",
+		method: hots(Hots.HotPart),
+	},
+	{
+		Name: ops.Warm, Routes: post("/v1/prefixes/warm"), Access: AccessOperate, AnyNode: true, Granted: true,
+		OneNode: true, Once: true,
+		Summary: "Compute a prefix on a worker, by a request for one token, for later requests",
+		Codes: []Code{CodeMissingModel, CodeUnknownModel, CodeUnknownWorker, CodeUnknownRequest, CodeConflict,
+			CodeOverloaded, CodeBadTokens},
+		method: hots(Hots.Warm),
+	},
+	{
+		Name: ops.Copied, OneNode: true, Summary: "A node has copied a prefix to a worker",
+		method: hots(done(Hots.Copied)),
+	},
+	{
 		Name: ops.RegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true,
 		Once:    true,
 		Summary: "Register a worker",
@@ -316,7 +340,7 @@ func (m method) request(t reflect.Type) method {
 	return m
 }
 
-// indexer, registrar, router, funnels and insights make the method of an operation from a method of their interface.
+// indexer, registrar, router, funnels, insights and hots make the method of an operation from a method of their interface.
 func indexer[Q, A any, P request[Q]](do func(Indexer, context.Context, P) (A, error)) method {
 	return methodOf(func(h Handler) Indexer { return h.Indexer }, do)
 }
@@ -335,6 +359,10 @@ func funnels[Q, A any, P request[Q]](do func(Funnels, context.Context, P) (A, er
 
 func insights[Q, A any, P request[Q]](do func(Insights, context.Context, P) (A, error)) method {
 	return methodOf(func(h Handler) Insights { return h.Insights }, do)
+}
+
+func hots[Q, A any, P request[Q]](do func(Hots, context.Context, P) (A, error)) method {
+	return methodOf(func(h Handler) Hots { return h.Hots }, do)
 }
 
 // request is a pointer to the type of a request.

@@ -184,8 +184,18 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{ops.Sessions, `{"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
 		{ops.EndSession, `{"session_id":"` + strings.Repeat("s", 257) + `"}`, "session_id has 257 bytes"},
 		{ops.EndSession, `{}`, "the request has no session_id"},
+		{ops.HotPrefixes, `{"model":"m","limit":65}`, "limit is 65, more than 64"},
+		{ops.HotPrefixes, `{}`, "the request has no model"},
+		{ops.Warm, `{"model":"m","tokens":[1]}`, "the request has no worker"},
+		{ops.Warm, `{"worker":"w","tokens":[1]}`, "the request has no model"},
+		{ops.Warm, `{"model":"m","worker":"w"}`, "the request needs either tokens or hash"},
+		{ops.Warm, `{"model":"m","worker":"w","tokens":[1],"hash":"00000000000000ab"}`, "needs either tokens or hash"},
+		{ops.Warm, `{"model":"m","worker":"w","hash":"ab"}`, "a hash has 16 hexadecimal digits"},
+		{ops.Warm, `{"model":"m","worker":"w","hash":"00000000000000ab","cache_salt":"s"}`, "are only for tokens"},
+		{ops.Copied, `{"model":"m","worker":"w","hash":"00000000000000ab","blocks":1,"before":2}`, "at most blocks"},
+		{ops.Copied, `{"model":"m","worker":"w","hash":"x","blocks":1}`, "a hash has 16 hexadecimal digits"},
 	} {
-		h := Handler{Router: &routerStub{}, Insights: struct{ Insights }{}}
+		h := Handler{Router: &routerStub{}, Insights: struct{ Insights }{}, Hots: struct{ Hots }{}}
 		_, failure := h.Handle(t.Context(), c.op, JSON, []byte(c.body))
 		if failure == nil || !strings.Contains(failure.Message, c.want) {
 			t.Errorf("%s %.80s: %v, want %q", c.op, c.body, failure, c.want)

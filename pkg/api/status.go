@@ -64,6 +64,8 @@ type Status struct {
 	RouterRequests *RouterRequestCounts `json:"router_requests,omitempty" msgpack:"router_requests,omitempty"`
 
 	Recording *RecordingStatus `json:"recording,omitempty" msgpack:"recording,omitempty"` // nil: requests are not recorded
+
+	HotPrefixes *HotStatus `json:"hot_prefixes,omitempty" msgpack:"hot_prefixes,omitempty"` // nil: prefixes are not counted
 }
 
 // RecordingStatus describes the recording of requests on a node since the node's start. A request has up to four

@@ -276,6 +276,27 @@ func (c *Client) Scaling(ctx context.Context, model string) (*api.Scaling, error
 	return call[api.Scaling](ctx, c, ops.Scaling, &api.ScalingRequest{Model: model})
 }
 
+// HotPrefixes returns the prefixes of a model that a further copy would help, and the copies.
+func (c *Client) HotPrefixes(ctx context.Context, r *api.HotRequest) (*api.HotList, error) {
+	return call[api.HotList](ctx, c, ops.HotPrefixes, r)
+}
+
+// HotPart returns a node's part of the hot prefixes. Nodes call each other with it.
+func (c *Client) HotPart(ctx context.Context, r *api.HotRequest) (*api.HotPart, error) {
+	return call[api.HotPart](ctx, c, ops.HotPart, r)
+}
+
+// Warm computes a prefix on a worker for later requests, and waits for the engine. The client sends it once.
+func (c *Client) Warm(ctx context.Context, r *api.WarmRequest) (*api.PrefixCopy, error) {
+	return call[api.PrefixCopy](ctx, c, ops.Warm, r)
+}
+
+// Copied reports a copy to a node. Nodes call each other with it.
+func (c *Client) Copied(ctx context.Context, r *api.CopyNote) error {
+	_, err := call[api.Done](ctx, c, ops.Copied, r)
+	return err
+}
+
 // Report reports the tokens that an engine reused of a prompt after a Select. The client sends it once.
 func (c *Client) Report(ctx context.Context, r *api.Report) error {
 	_, err := call[api.Done](ctx, c, ops.Report, r)

@@ -31,6 +31,10 @@ const (
 	RemovalOrder    = "removal_order"    // RemovalRequest → RemovalOrder
 	RemovalPart     = "removal_part"     // RemovalRequest → RemovalPart
 	Scaling         = "scaling"          // ScalingRequest → Scaling
+	HotPrefixes     = "hot_prefixes"     // HotRequest → HotList
+	HotPart         = "hot_part"         // HotRequest → HotPart
+	Warm            = "warm"             // WarmRequest → PrefixCopy
+	Copied          = "prefix_copied"    // CopyNote → Done
 	RegisterWorker  = "worker_register"  // WorkerRegistration → Worker
 	ChangeWorker    = "worker_change"    // WorkerChange → Worker, after the change
 	RemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, before the removal

@@ -19,12 +19,30 @@ type Observed struct {
 	Out     *api.Selection     // nil: no worker was chosen
 	Chosen  *routing.Candidate // the rank of Out with its load before the booking; nil: unknown
 	Prefill *routing.Candidate // the rank of Out.Prefill
+
+	// Routed and Ranks are the inputs of the choice, and Locals the hashes of the same blocks as Sequence, if the request
+	// has tokens or local hashes. Of a disaggregated request they belong to the pool that was chosen last. They are empty
+	// for a booking.
+	Routed *routing.Request
+	Ranks  []routing.Candidate
+	Locals []events.LocalHash
+}
+
+// ChosenAt returns the index of Chosen in Ranks.
+func (o *Observed) ChosenAt() (at int, ok bool) {
+	for i := range o.Ranks {
+		if &o.Ranks[i] == o.Chosen {
+			return i, true
+		}
+	}
+	return 0, false
 }
 
 // observe passes on a request at its end. out is the outcome.
 func (s *Service) observe(x *scratch, r *api.SelectRequest, of *candidates, isl uint64, at time.Time,
 	out **api.Selection) {
-	o := &Observed{At: at, Request: r, BlockSize: of.blockSize, Tokens: isl, Sequence: x.seq, Out: *out}
+	o := &Observed{At: at, Request: r, BlockSize: of.blockSize, Tokens: isl, Sequence: x.seq, Out: *out,
+		Routed: &x.request, Ranks: x.list, Locals: x.locals}
 	find := func(out *api.Selection) *routing.Candidate {
 		i, ok := of.at[events.RankKey{Instance: out.Worker, Rank: out.Rank}]
 		if !ok || i >= len(x.list) {

@@ -399,6 +399,23 @@ func (to emitter) routing(s *api.Status) {
 			map[string]uint64{"stored": x.Stored, "dropped": x.Dropped})
 		to.gauge("kvatlas_recording_waiting_bytes", "Records that wait for JetStream, in bytes.", float64(x.WaitingBytes))
 	}
+	if x := s.HotPrefixes; x != nil {
+		to.copies(x)
+	}
+}
+
+// copies adds the metrics of copies of hot prefixes.
+func (to emitter) copies(x *api.HotStatus) {
+	to.counts("kvatlas_prefix_copies_total",
+		"Copies of hot prefixes by this node, by outcome: made, failed.", "outcome",
+		map[string]uint64{"made": x.Copies, "failed": x.Failed})
+	to.count("kvatlas_prefix_copy_tokens_total", "Computed tokens of copies by this node.", x.Computed)
+	to.count("kvatlas_prefix_copy_requests_total",
+		"Requests with a reused copy of a hot prefix, routed by this node.", x.Requests)
+	to.count("kvatlas_prefix_copy_reused_tokens_total", "Reused tokens of copies in the requests.", x.Reused)
+	to.count("kvatlas_prefix_copy_saved_seconds_total",
+		"Saved time to the first tokens of the requests, by forecasts.", uint64(x.SavedMS/1000))
+	to.gauge("kvatlas_hot_prompt_bytes", "Memory for the tokens of hot prefixes.", float64(x.PromptBytes))
 }
 
 // stores adds the metrics of shared stores.

@@ -132,7 +132,9 @@ func TestSelections(t *testing.T) {
 		Sessions:       &api.SessionStatus{Sessions: 10, Made: 11, Kept: 12, Moved: 13, Refused: 14, Full: 15, Expired: 16},
 		EngineReports:  &api.ReportCounts{Taken: 17, Late: 18, Refused: 19, Malformed: 20},
 		RouterRequests: &api.RouterRequestCounts{Requests: 41, Added: 42, Own: 43},
-		Recording:      &api.RecordingStatus{Stored: 44, Dropped: 45, WaitingBytes: 46}}))
+		Recording:      &api.RecordingStatus{Stored: 44, Dropped: 45, WaitingBytes: 46},
+		HotPrefixes: &api.HotStatus{Copies: 51, Failed: 52, Computed: 53, Requests: 54, Reused: 55, SavedMS: 56_000,
+			PromptBytes: 57}}))
 	queries.Selected("dynamo", ops.OK)
 	queries.Selected("dynamo", ops.OK)
 	queries.Selected("random", string(api.CodeOverloaded))
@@ -158,6 +160,10 @@ func TestSelections(t *testing.T) {
 		`kvatlas_router_request_changes_total{outcome="own"} 43`,
 		`kvatlas_recording_records_total{outcome="stored"} 44`, `kvatlas_recording_records_total{outcome="dropped"} 45`,
 		`kvatlas_recording_waiting_bytes 46`,
+		`kvatlas_prefix_copies_total{outcome="made"} 51`, `kvatlas_prefix_copies_total{outcome="failed"} 52`,
+		`kvatlas_prefix_copy_tokens_total 53`, `kvatlas_prefix_copy_requests_total 54`,
+		`kvatlas_prefix_copy_reused_tokens_total 55`, `kvatlas_prefix_copy_saved_seconds_total 56`,
+		`kvatlas_hot_prompt_bytes 57`,
 		`kvatlas_engine_reports_total{outcome="taken"} 17`, `kvatlas_engine_reports_total{outcome="late"} 18`,
 		`kvatlas_engine_reports_total{outcome="refused"} 19`, `kvatlas_engine_reports_total{outcome="malformed"} 20`,
 	} {
@@ -178,7 +184,8 @@ func full() *Figures {
 			Load:      &api.LoadStatus{Models: make([]api.ModelDigest, 1)},
 			Guesses:   []api.GuessStatus{{Dropped: map[string]uint64{"lru": 1}}}, Waiting: make([]api.WaitingStatus, 1),
 			Sessions: &api.SessionStatus{}, EngineReports: &api.ReportCounts{Failures: map[string]uint64{"status": 0}},
-			RouterRequests: &api.RouterRequestCounts{}, Recording: &api.RecordingStatus{}, SnapshotBucket: api.Usage{Limit: 1},
+			RouterRequests: &api.RouterRequestCounts{}, Recording: &api.RecordingStatus{},
+			HotPrefixes: &api.HotStatus{}, SnapshotBucket: api.Usage{Limit: 1},
 			Store: api.Usage{Limit: 1},
 		},
 		Events: make([]EventCount, 1), Loads: []WorkerLoad{{Worker: "w"}}, Spans: map[string]uint64{"sent": 1},

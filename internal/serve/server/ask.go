@@ -17,6 +17,8 @@ type oneNode interface {
 	Report(ctx context.Context, r *api.Report) error
 	BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error)
 	CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error)
+	HotPart(ctx context.Context, r *api.HotRequest) (*api.HotPart, error)
+	Copied(ctx context.Context, note *api.CopyNote) error
 	SessionBlocks(ctx context.Context, q *api.SessionBlocksRequest) (*api.SessionBlocks, error)
 	RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error)
 	Scaling(ctx context.Context, q *api.ScalingRequest) (*api.Scaling, error)

@@ -131,6 +131,24 @@ func (l local) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.Re
 	return l.s.RemovalOrder(ctx, q)
 }
 
+// HotPrefixes returns the hot prefixes of all nodes.
+func (l local) HotPrefixes(ctx context.Context, r *api.HotRequest) (*api.HotList, error) {
+	return l.s.HotPrefixes(ctx, r)
+}
+
+// HotPart returns the counts of this node.
+func (l local) HotPart(ctx context.Context, r *api.HotRequest) (*api.HotPart, error) {
+	return l.s.HotPart(ctx, r)
+}
+
+// Warm copies a prefix whose tokens this node has.
+func (l local) Warm(ctx context.Context, r *api.WarmRequest) (*api.PrefixCopy, error) {
+	return l.s.warmOwn(ctx, r)
+}
+
+// Copied records the copy of another node.
+func (l local) Copied(ctx context.Context, r *api.CopyNote) error { return l.s.Copied(ctx, r) }
+
 // RemovalPart returns this node's part of the order of removal.
 func (l local) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error) {
 	return l.s.RemovalPart(ctx, q)

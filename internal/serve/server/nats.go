@@ -39,7 +39,7 @@ func (v *service) serveStatus() error {
 func (v *service) serveOwn() error {
 	subject := func(op string) (string, error) { return jetstream.Names(v.s.Namespace).Node(v.s.ID, op) }
 	answer := api.Handler{
-		Indexer: local{v.s}, Funnels: local{v.s}, Insights: local{v.s},
+		Indexer: local{v.s}, Funnels: local{v.s}, Insights: local{v.s}, Hots: local{v.s},
 		IgnoreUnknown: true, // other nodes may have a newer version
 		Observe:       func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}
@@ -77,7 +77,8 @@ func operations(is func(*api.Operation) bool) (names []string) {
 
 // requests returns the handler of clients' requests.
 func (s *Server) requests() api.Handler {
-	return api.Handler{Indexer: s, Registrar: s, Router: s, Funnels: s, Insights: s, Observe: s.queries.Observe}
+	return api.Handler{Indexer: s, Registrar: s, Router: s, Funnels: s, Insights: s, Hots: s,
+		Observe: s.queries.Observe}
 }
 
 func (v *service) anyNode(op string) (string, error) {

@@ -216,7 +216,8 @@ type probe struct {
 // takes returns the fields of an object that the reader of an operation accepts.
 func (p probe) takes(t *testing.T) []string {
 	handler := api.Handler{Indexer: struct{ api.Indexer }{}, Registrar: struct{ api.Registrar }{},
-		Router: struct{ api.Router }{}, Funnels: struct{ api.Funnels }{}, Insights: struct{ api.Insights }{}}
+		Router: struct{ api.Router }{}, Funnels: struct{ api.Funnels }{}, Insights: struct{ api.Insights }{},
+		Hots: struct{ api.Hots }{}}
 	_, failure := handler.Handle(t.Context(), p.op, api.JSON, []byte(p.with(`{"no such field at all":1}`)))
 	if failure == nil {
 		t.Fatalf("%s accepts any field", p.op)

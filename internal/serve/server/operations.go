@@ -207,7 +207,7 @@ func (s *Server) complete(status *api.Status) *api.Status {
 		status.Guesses = append(status.Guesses, api.GuessStatus{Model: g.Name, Blocks: g.Blocks, Dropped: g.Dropped})
 	}
 	status.Waiting, status.Sessions = s.selection.Waiting(), s.sessionStatus()
-	status.EngineReports, status.Recording = s.engines.counts(), s.recordingStatus()
+	status.EngineReports, status.Recording, status.HotPrefixes = s.engines.counts(), s.recordingStatus(), s.hotStatus()
 	if r := status.Recording; r != nil && r.Failing != "" {
 		status.Problems = append(status.Problems, fmt.Sprintf("recorded requests cannot be stored: %s; %d were dropped; "+
 			"what to do: see that JetStream answers and has room; indexer record status", r.Failing, r.Dropped))

@@ -91,6 +91,8 @@ type Settings struct {
 
 	FunnelBlocks int // number of blocks kept for the funnel; 0: the default
 
+	Hot HotPrefixes // the search for hot prefixes
+
 	CapacityRefs int // sampled references to blocks, of each model, for capacity curves; 0 disables the curves
 
 	Tokenizers       tokenize.Settings // tokenizers of texts, by model
@@ -179,6 +181,8 @@ type Server struct {
 	funnel   *funnel.Tracker
 	capacity *capacity.Tracker // nil: no samples are stored
 
+	hots *hots // nil: prefixes are not counted
+
 	recorder   *recording.Recorder  // nil: requests are not recorded
 	recordings *jetstream.Recording // the stream of recorder
 
@@ -240,7 +244,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	if s.recorder, err = s.newRecorder(st); err != nil {
 		return nil, err
 	}
-	s.recordings = st.recording
+	s.recordings, s.hots = st.recording, s.newHots()
 	s.tokenizers = s.newTokenizers()
 	s.sessions = s.newSessions()
 	s.Sources.Mark = s.registry.MarkAnswer
@@ -306,7 +310,7 @@ func (s *Server) newScatter() *scatter.Scatter {
 func (s *Server) newSelection() (*selection.Service, error) {
 	return selection.New(selection.Config{
 		Find: s.find, Pool: s.registry.Pool, Loads: s.loads, Guesses: s.guesses, Engines: s.engines.read,
-		Penalties: s.engines.penalties, Stage: s.selectionStageHook(), Sessions: s.sessions, Observe: s.recordHook(),
+		Penalties: s.engines.penalties, Stage: s.selectionStageHook(), Sessions: s.sessions, Observe: s.observeHook(),
 		Policy: s.Policy, Routing: s.Routing, Sources: s.Sources,
 	})
 }
@@ -421,6 +425,9 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 	}
 	if s.recorder != nil {
 		run = append(run, s.recorder.Run)
+	}
+	if s.hots != nil && s.Hot.PerMinute > 0 {
+		run = append(run, s.warmUp)
 	}
 	for _, part := range run {
 		parts.Go(func() { part(ctx) })
