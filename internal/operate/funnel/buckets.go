@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -48,6 +49,8 @@ type bucket struct {
 	reported                            uint64 // part of selected: tokens of choices with a report
 	lost                                []lost
 	decisions                           []decided
+
+	tenants map[*tenants.Slot]*tenants.Use // nil: none
 }
 
 // lost contains the tokens lost in a step for one reason.
@@ -121,6 +124,9 @@ func (b *bucket) join(o *bucket) {
 	}
 	for _, d := range o.decisions {
 		b.decide(d.outcome, d.n)
+	}
+	for slot, use := range o.tenants {
+		b.useOf(slot).Add(use)
 	}
 }
 
@@ -203,12 +209,17 @@ func (s *Buckets) add(r *Request, part *share) bool {
 	return true
 }
 
-// funnel sums the buckets of a model since a time.
-func (s *Buckets) funnel(model string, since, now time.Time) *api.Funnel {
+// firstSpan returns the first span of a window.
+func firstSpan(since, now time.Time) int64 {
 	first := since.UnixNano() / int64(span)
 	if first < now.UnixNano()/int64(span)-fine {
 		first -= first % wide // all nodes begin with a full minute, independent of the joins
 	}
+	return first
+}
+
+// funnel sums the buckets of a model from a span on.
+func (s *Buckets) funnel(model string, first int64, now time.Time) *api.Funnel {
 	f := &api.Funnel{Model: model, From: time.Unix(0, first*int64(span)), To: now,
 		Steps: []api.FunnelTokens{}, Decisions: map[string]uint64{}, Buckets: []api.FunnelBucket{}}
 	for _, step := range steps {

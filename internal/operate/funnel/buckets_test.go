@@ -47,8 +47,8 @@ func TestBucketsOfAnHour(t *testing.T) {
 				continue
 			}
 			since := time.Duration(1+rng.Int64N(60)) * time.Minute
-			f := nodes[0].funnel(model, now.Add(-since), now)
-			Merge(f, nodes[1].funnel(model, now.Add(-since), now))
+			f := nodes[0].funnel(model, firstSpan(now.Add(-since), now), now)
+			Merge(f, nodes[1].funnel(model, firstSpan(now.Add(-since), now), now))
 			first, sum, workers := f.From.UnixNano()/int64(span), uint64(0), map[events.WorkerID]uint64{}
 			if early := now.Add(-since).Sub(f.From); early >= time.Minute || since <= 10*time.Minute && early >= span {
 				t.Fatalf("seed %d: a window of %s begins %s before it", seed, since, early)
@@ -97,7 +97,7 @@ func TestNothingReported(t *testing.T) {
 			t.Fatal("not counted")
 		}
 	}
-	f := parts[0].funnel("m", now.Add(-time.Minute), now)
+	f := parts[0].funnel("m", firstSpan(now.Add(-time.Minute), now), now)
 	if s := f.Steps[4]; s.Step != api.StepReused || !s.NotReported || s.Share != nil || s.Tokens != 0 {
 		t.Errorf("without a report: %+v", s)
 	}
@@ -105,7 +105,7 @@ func TestNothingReported(t *testing.T) {
 		t.Errorf("selected: %+v", s)
 	}
 	parts[1].models["m"][0].reports, parts[1].models["m"][0].reused = 1, 20
-	Merge(f, parts[1].funnel("m", now.Add(-time.Minute), now))
+	Merge(f, parts[1].funnel("m", firstSpan(now.Add(-time.Minute), now), now))
 	if s := f.Steps[4]; s.NotReported || s.Share == nil || *s.Share != 0.1 || f.Buckets[0].Reported != 1 {
 		t.Errorf("with a report: %+v, %+v", s, f.Buckets)
 	}

@@ -26,6 +26,10 @@ type Request struct {
 
 	BlockSizes []uint32 // of the model's workers
 
+	Tenant   string // empty: none
+	Lowered  bool   // a quota has lowered the priority
+	rejected bool   // see [Tracker.Reject]
+
 	Held       uint32 // the deepest holding of any worker,
 	HeldIn     Tiers  // and its tiers
 	Shared     uint32 // depth of the shared store from the start

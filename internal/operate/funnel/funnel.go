@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -44,6 +45,14 @@ type Config struct {
 
 	// BlockSizes returns the block sizes of a model's workers, from this node's view. nil disables other sizes.
 	BlockSizes func(model string) []uint32
+
+	// Tenants bounds the tenants with separate sums; 0 disables the sums by tenant. TenantRoots records the first blocks
+	// of their prompts, for tenants that share no blocks.
+	Tenants     int
+	TenantRoots bool
+
+	// Attributed is called with the sums that a request or a report adds to a tenant; nil disables the callback.
+	Attributed func(tenant string, use *tenants.Use)
 
 	// Requested is called with each processed request and the names of its blocks, in order. The names are valid during
 	// the call. nil disables the callback.
@@ -88,7 +97,7 @@ type reportItem struct {
 
 // pending is a choice without a report.
 type pending struct {
-	model            string
+	model, tenant    string
 	at               time.Time
 	size, isl        uint64
 	selected, device uint64 // tokens
@@ -114,6 +123,7 @@ type Tracker struct {
 	began   time.Time
 	recent  map[string]*recent // by model
 	lastID  int64
+	tenants *attribution // nil: no sums by tenant
 
 	prompts [maxBatch]prompt // used only by Run, as are the following fields
 	pending map[string]*pending
@@ -162,6 +172,9 @@ func New(cfg Config) *Tracker {
 	if cfg.Counted == nil {
 		cfg.Counted = func(string, uint64, uint64, Tiers, Tiers, string) {}
 	}
+	if cfg.Attributed == nil {
+		cfg.Attributed = func(string, *tenants.Use) {}
+	}
 	if cfg.Reused == nil {
 		cfg.Reused = func(string, uint64) {}
 	}
@@ -170,8 +183,8 @@ func New(cfg Config) *Tracker {
 	history.claimed = cfg.Claimed
 	return &Tracker{cfg: cfg, queue: make(chan item, maxQueue), history: history,
 		began: now, reading: budget{left: maxBurst, at: now}, pending: map[string]*pending{},
-		recent: map[string]*recent{},
-		sizes:  map[string]*blockSizes{}}
+		recent: map[string]*recent{}, tenants: newAttribution(cfg.Tenants, cfg.TenantRoots),
+		sizes: map[string]*blockSizes{}}
 }
 
 // usualBlocks returns the default bound for the number of blocks in the index: four full caches, from 65,536 (8 MB) to
@@ -259,11 +272,7 @@ func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	from := now.Add(-since)
-	if from.Before(t.began) {
-		from = t.began
-	}
-	f := t.sums.funnel(model, from, now)
+	f := t.sums.funnel(model, t.first(since, now), now)
 	h := t.history
 	f.Nodes = []api.FunnelNode{{
 		Node: t.cfg.Node, From: f.From, HistoryFrom: time.UnixMicro(h.from), HistoryLost: h.blocks.lost,
@@ -271,6 +280,15 @@ func (t *Tracker) Funnel(ctx context.Context, model string, since time.Duration)
 		PeersUnheard: t.unheard.Load(),
 	}}
 	return f, nil
+}
+
+// first returns the first span of a window. t.mu is held.
+func (t *Tracker) first(since time.Duration, now time.Time) int64 {
+	from := now.Add(-since)
+	if from.Before(t.began) {
+		from = t.began
+	}
+	return firstSpan(from, now)
 }
 
 // Dropped returns the number of requests without a record because of overload.
@@ -331,6 +349,10 @@ func (t *Tracker) Run(ctx context.Context) {
 			case next = <-t.queue:
 			default: // the queue is empty
 			}
+		}
+		if next.request != nil && next.request.rejected {
+			t.reject(next.request)
+			continue
 		}
 		if next.request != nil {
 			if batch = append(batch, next.request); len(batch) < maxBatch {
@@ -484,6 +506,9 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	now := r.At.UnixMicro()
 	t.mu.Lock()
 	counted := t.sums.add(r, &part)
+	if counted && t.tenants != nil {
+		t.attribute(r, p, &part)
+	}
 	t.history.Asked(p.names, int(r.Held), r.Worker, now)
 	if r.Space.LoRA != "" {
 		t.history.Asked(p.plain, 0, "", now)
@@ -506,7 +531,7 @@ func (t *Tracker) record(ctx context.Context, r *Request, p *prompt, others else
 	t.cfg.Counted(r.Model, part.asked, part.seen, part.heldIn, part.selectedIn, outcome)
 	if r.ID != "" && r.Worker != "" {
 		selected := min(int(r.Selected), len(p.names))
-		t.addPending(r.ID, &pending{model: r.Model, at: r.At, size: uint64(r.BlockSize), isl: part.asked,
+		t.addPending(r.ID, &pending{model: r.Model, tenant: r.Tenant, at: r.At, size: uint64(r.BlockSize), isl: part.asked,
 			selected: part.selected, device: part.selectedIn[events.Device-1], worker: r.Worker,
 			names: slices.Clone(p.names[:selected]), whole: selected == len(p.names)})
 	}
@@ -580,6 +605,11 @@ func (t *Tracker) reported(ctx context.Context, r *reportItem) bool {
 	b.reports++
 	b.reported += p.selected
 	b.reused += reused
+	if t.tenants != nil {
+		use := &tenants.Use{Reported: 1, Confirmed: p.selected, Reused: reused}
+		t.tenants.add(&t.sums, b, p.tenant, use, time.Now())
+		t.cfg.Attributed(p.tenant, use)
+	}
 	left := p.selected - reused
 	lose := func(cause api.FunnelCause, tokens uint64) {
 		if tokens = min(tokens, left); tokens > 0 {
