@@ -165,6 +165,7 @@ func matrix(p, q events.Partition) []matrixRow {
 		ops.RemovalOrder: askers, ops.Scaling: askers, ops.RemovalPart: nodeOnly,
 		ops.SessionBlocks: nodeOnly,
 		ops.Sessions:      handlers, ops.EndSession: handlers,
+		ops.Tenants: managers, ops.TenantsPart: nodeOnly, ops.TenantCharges: nodeOnly,
 		ops.RegisterWorker: managers, ops.ChangeWorker: managers, ops.RemoveWorker: managers,
 		ops.Verify: nodeOnly, ops.Snapshot: nodeOnly, ops.BlockHistory: nodeOnly, ops.Recorded: nodeOnly,
 		ops.Prefixes: nodeOnly, ops.CapacitySamples: nodeOnly,

@@ -30,7 +30,8 @@ queries over NATS and HTTP.
   indexer doctor                       find faults and print remedies`,
 	}
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
-		capacityCommand(), prefixesCommand(), workersCommand(), sessionsCommand(), statusCommand(), topCommand(), clusterCommand(),
+		capacityCommand(), prefixesCommand(), tenantsCommand(), workersCommand(), sessionsCommand(), statusCommand(),
+		topCommand(), clusterCommand(),
 		doctorCommand(), snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), namespaceCommand(),
 		dumpCommand(), loadCommand(), demo.Command(), command.Command(), routesim.Command(), whatif.Command(), probeCommand(),
 		lameDuckCommand(), authCommand(), tokenizerCommand())

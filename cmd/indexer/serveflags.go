@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/operate/capacity"
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/launch"
 	"github.com/kvatlas/kvatlas/internal/serve/server"
@@ -270,6 +271,22 @@ func historyRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.Hot.PromptBytes, "warm-up-memory", 0,
 			"bytes of memory for the tokens of hot prefixes, for copies (default: 0, with --warm-up 64 MiB)",
 			cli.NotNegative[int]()),
+		cli.Var(&s.Attribution.Sources, "tenants", nil,
+			"sources of the tenants in indexer tenants; the first with a value counts: salt, adapter, api-key (always hashed) "+
+				"or header=NAME; may be given again; the same on all nodes (default: none)",
+			cli.Valid(tenants.CheckSources)),
+		cli.Var(&s.Attribution.Limit, "tenant-limit", 1000,
+			"with --tenants: number of tenants with separate sums, some 20 kB each at most; a new tenant beyond replaces the "+
+				"smallest, and the replaced tokens count as other",
+			cli.Between(1, api.MaxTenants)),
+		cli.Var(&s.Attribution.Hashed, "tenant-hash", false,
+			"with --tenants: hash the names of all tenants with a key of the namespace; the same on all nodes"),
+		cli.Var(&s.Attribution.Metrics, "metrics-tenants", 0,
+			"with --tenants: number of tenants with separate series in the metrics, in the order of their first requests; the "+
+				"rest are added up as other",
+			cli.Between(0, api.MaxTenants)),
+		cli.Var(&s.QuotasFile, "tenant-quotas", "",
+			"with --tenants: YAML file with tokens per minute of tenants; see docs/tenants.md; the same on all nodes"),
 		cli.Var(&s.Recording.On, "record", false,
 			"record requests as keyed hashes, with choice, reuse and latency, in a stream of JetStream; see docs/recording.md"),
 		cli.Var(&s.Recording.Bytes, "record-bytes", 0,

@@ -127,6 +127,10 @@ type Query struct {
 	// nil disables it.
 	Answered func(*Answer) `json:"-" msgpack:"-"`
 
+	// Tenant, for callers in the same process, is the name of the request's tenant in sums and quotas; empty: the node
+	// determines the tenant.
+	Tenant string `json:"-" msgpack:"-"`
+
 	// Unsupported means that a field of the client's request prevented a look-up. The funnel records it.
 	Unsupported bool `json:"-" msgpack:"-"`
 }

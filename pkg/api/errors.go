@@ -29,6 +29,7 @@ const (
 	CodeUnknownRequest    Code = "unknown_request"     // the request has ended, expired, or was never booked
 	CodeNoWorkers         Code = "no_workers"          // no worker is eligible: read the reasons
 	CodeOverloaded        Code = "overloaded"          // all eligible workers are overloaded: retry later
+	CodeQuota             Code = "quota_exceeded"      // the tenant has used its quota: retry after quota.retry_after_ms
 	CodeTooLarge          Code = "too_large"           // request less
 	CodeBusy              Code = "busy"                // retry later, or use another node
 	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
@@ -49,7 +50,7 @@ var httpStatus = map[Code]int{
 	CodeUnknownOperation: 404,
 	CodeWrongMethod:      405, CodeRequestTimeout: 408, CodeBlockSizeMismatch: 409, CodeRegistered: 409,
 	CodeConflict: 409,
-	CodeTooLarge: 413, CodeWrongContentType: 415, CodeBusy: 429, CodeOverloaded: 429,
+	CodeTooLarge: 413, CodeWrongContentType: 415, CodeBusy: 429, CodeOverloaded: 429, CodeQuota: 429,
 	CodeInternal: 500, CodeNotReady: 503, CodeUnavailable: 503, CodeNoWorkers: 503, CodeBehind: 504,
 }
 
@@ -75,6 +76,17 @@ type Error struct {
 
 	// Queue, with overloaded, is the reason that a request may not wait, or waits no longer.
 	Queue *QueueRefusal `json:"queue,omitempty" msgpack:"queue,omitempty"`
+
+	// Quota, with quota_exceeded, is the quota of the tenant.
+	Quota *QuotaState `json:"quota,omitempty" msgpack:"quota,omitempty"`
+}
+
+// RetryAfter returns the seconds of the header Retry-After; 0: no header.
+func (e *Error) RetryAfter() uint64 {
+	if e == nil || e.Quota == nil {
+		return 0
+	}
+	return max(1, (e.Quota.RetryAfterMS+999)/1000)
 }
 
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }

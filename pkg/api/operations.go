@@ -133,7 +133,7 @@ var Operations = []*Operation{
 	{
 		Name: ops.Select, Routes: post("/v1/select"), Access: AccessRoute, AnyNode: true, Granted: true, Once: true,
 		Summary: "Choose a worker for a prompt. The prompt is given as for `/v1/find`",
-		Codes:   slices.Concat([]Code{CodeNoWorkers, CodeOverloaded, CodeConflict}, modelCodes),
+		Codes:   slices.Concat([]Code{CodeNoWorkers, CodeOverloaded, CodeQuota, CodeConflict}, modelCodes),
 		method:  router(Router.Select),
 	},
 	{
@@ -286,6 +286,25 @@ var Operations = []*Operation{
 	{
 		Name: ops.Copied, OneNode: true, Summary: "A node has copied a prefix to a worker",
 		method: hots(done(Hots.Copied)),
+	},
+	{
+		// not for readers: the answer has the names of all tenants
+		Name: ops.Tenants, Routes: slices.Concat(get("/v1/tenants"), post("/v1/tenants")), Access: AccessOperate,
+		Costly: true, AnyNode: true, Granted: true,
+		Summary: "The tokens and held blocks of tenants: parameters of the URL, or a body",
+		Empty:   true, Parameters: []string{"model", "since"},
+		Codes:  []Code{CodeMissingModel, CodeUnknownModel, CodeBlockSizeMismatch},
+		method: insights(Insights.Tenants),
+	},
+	{
+		Name: ops.TenantsPart, OneNode: true, Summary: "A node's part of the tokens and held blocks of tenants",
+		method: insights(Insights.TenantsPart),
+	},
+	{
+		Name: ops.TenantCharges, OneNode: true, Summary: "The tokens that a node has charged to quotas", Empty: true,
+		method: insights(func(i Insights, ctx context.Context, _ *noFields) (*TenantCharges, error) {
+			return i.TenantCharges(ctx)
+		}),
 	},
 	{
 		Name: ops.RegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true,

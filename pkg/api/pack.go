@@ -190,7 +190,7 @@ func packSelect(s *SelectRequest) []byte {
 func (s *Selection) usual() bool {
 	return s.Missing == nil && s.UnknownEndpoints == nil && s.Explanation == nil && s.DecodeBusy == nil &&
 		s.WorkerLoad == nil && s.Prefill == nil && s.Disaggregation == nil && s.Session == nil && s.KVSource == nil &&
-		s.Tokenization == nil
+		s.Quota == nil && s.Tokenization == nil
 }
 
 // packSelection packs a usual choice.

@@ -143,6 +143,9 @@ type Selection struct {
 	// --kv-source-tokens, and without such a worker. A disaggregated choice with a prefill worker has it in Prefill.
 	KVSource *KVSource `json:"kv_source,omitempty" msgpack:"kv_source,omitempty"`
 
+	// Quota is the state of the tenant's quota if the request has lost its priority.
+	Quota *QuotaState `json:"quota,omitempty" msgpack:"quota,omitempty"`
+
 	*Tokenization // if the request has a Text
 }
 

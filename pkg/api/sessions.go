@@ -115,7 +115,8 @@ type Session struct {
 	Expires time.Time `json:"expires" msgpack:"expires"` // without a further use
 }
 
-// Insights lists and ends sessions, and supports the scaling of the fleet. Errors are of type *Error.
+// Insights lists and ends sessions, attributes tokens to tenants, and supports the scaling of the fleet. Errors are of
+// type *Error.
 type Insights interface {
 	Sessions(ctx context.Context, r *SessionsRequest) (*SessionList, error)
 
@@ -126,4 +127,8 @@ type Insights interface {
 	RemovalOrder(ctx context.Context, r *RemovalRequest) (*RemovalOrder, error)
 	RemovalPart(ctx context.Context, r *RemovalRequest) (*RemovalPart, error)
 	Scaling(ctx context.Context, r *ScalingRequest) (*Scaling, error)
+
+	Tenants(ctx context.Context, r *TenantsRequest) (*TenantList, error)
+	TenantsPart(ctx context.Context, r *TenantsPartRequest) (*TenantsPart, error)
+	TenantCharges(ctx context.Context) (*TenantCharges, error)
 }

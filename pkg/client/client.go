@@ -313,6 +313,25 @@ func (c *Client) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Cap
 	return call[api.Capacity](ctx, c, ops.Capacity, r)
 }
 
+// Tenants returns the tokens of the recorded requests by tenant, and the held blocks on request. nil requests all
+// models.
+func (c *Client) Tenants(ctx context.Context, r *api.TenantsRequest) (*api.TenantList, error) {
+	if r == nil {
+		r = &api.TenantsRequest{}
+	}
+	return call[api.TenantList](ctx, c, ops.Tenants, r)
+}
+
+// TenantsPart returns the part of a single node. Nodes call each other with it.
+func (c *Client) TenantsPart(ctx context.Context, r *api.TenantsPartRequest) (*api.TenantsPart, error) {
+	return call[api.TenantsPart](ctx, c, ops.TenantsPart, r)
+}
+
+// TenantCharges returns the tokens that a single node has charged to quotas. Nodes call each other with it.
+func (c *Client) TenantCharges(ctx context.Context) (*api.TenantCharges, error) {
+	return call[api.TenantCharges](ctx, c, ops.TenantCharges, nil)
+}
+
 // CapacitySamples returns the sampled references to blocks of a single node. Nodes call each other with it.
 func (c *Client) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error) {
 	return call[api.CapacitySamples](ctx, c, ops.CapacitySamples, r)

@@ -87,6 +87,8 @@ type Request struct {
 	Trace       string // the header of its trace, in the form of [rpc.Traceparent]; see [ServiceConfig.Traced]
 	Reply       string // the reply subject; empty: no reply
 	Body        []byte
+
+	Headers map[string][]string // all headers of a request to a Service; nil without headers
 }
 
 // Response is the answer of a handler. Code 0 is a success. Other values are a service error: the headers
@@ -336,7 +338,8 @@ func (s *Service) later(ctx *deadline, j job, begin func(answer func(Response)))
 // jobOf reads a request. Names of headers may have any letter case, as in HTTP. Of two values, the one with our
 // spelling counts.
 func jobOf(e *Endpoint, req micro.Request) job {
-	j := job{endpoint: e, Request: Request{Subject: req.Subject(), Reply: req.Reply(), Body: req.Data()}}
+	j := job{endpoint: e, Request: Request{Subject: req.Subject(), Reply: req.Reply(), Body: req.Data(),
+		Headers: req.Headers()}}
 	for key, values := range req.Headers() {
 		if len(values) == 0 {
 			continue

@@ -35,6 +35,9 @@ const (
 	HotPart         = "hot_part"         // HotRequest → HotPart
 	Warm            = "warm"             // WarmRequest → PrefixCopy
 	Copied          = "prefix_copied"    // CopyNote → Done
+	Tenants         = "tenants"          // TenantsRequest, or nothing → TenantList
+	TenantsPart     = "tenants_part"     // TenantsPartRequest → TenantsPart
+	TenantCharges   = "tenant_charges"   // nothing → TenantCharges
 	RegisterWorker  = "worker_register"  // WorkerRegistration → Worker
 	ChangeWorker    = "worker_change"    // WorkerChange → Worker, after the change
 	RemoveWorker    = "worker_remove"    // WorkerRemoval, or the worker in the path → Worker, before the removal

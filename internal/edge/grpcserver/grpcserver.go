@@ -465,8 +465,8 @@ var statuses = map[api.Code]codes.Code{
 	api.CodeUnauthorized: codes.Unauthenticated, api.CodeForbidden: codes.PermissionDenied,
 	api.CodeUnknownOperation: codes.Unimplemented,
 	api.CodeTooLarge:         codes.ResourceExhausted, api.CodeBusy: codes.ResourceExhausted,
-	api.CodeOverloaded: codes.ResourceExhausted,
-	api.CodeNoWorkers:  codes.Unavailable, api.CodeNotReady: codes.Unavailable, api.CodeUnavailable: codes.Unavailable,
+	api.CodeOverloaded: codes.ResourceExhausted, api.CodeQuota: codes.ResourceExhausted,
+	api.CodeNoWorkers: codes.Unavailable, api.CodeNotReady: codes.Unavailable, api.CodeUnavailable: codes.Unavailable,
 	api.CodeBehind: codes.DeadlineExceeded, api.CodeRequestTimeout: codes.DeadlineExceeded,
 }
 

@@ -361,7 +361,7 @@ func (m *Machine) Refuse(err error) Effects {
 		"message": failure.Message, "type": "kvatlas_error", "code": failure.Code}})
 	set := []*corev3.HeaderValueOption{setHeader(contentTypeHeader, api.JSON)}
 	if status == 429 || status == 503 {
-		set = append(set, setHeader("retry-after", "1"))
+		set = append(set, setHeader("retry-after", strconv.FormatUint(max(1, failure.RetryAfter()), 10)))
 	}
 	return Effects{Replies: []*extprocv3.ProcessingResponse{{
 		Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extprocv3.ImmediateResponse{

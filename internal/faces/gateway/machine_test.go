@@ -360,3 +360,21 @@ func TestUsage(t *testing.T) {
 		}
 	}
 }
+
+// TestQuotaRefusal refuses a request beyond a quota: the answer has the time of the next try.
+func TestQuotaRefusal(t *testing.T) {
+	failure := api.Errorf(api.CodeQuota, "the quota is used")
+	failure.Quota = &api.QuotaState{Tenant: "x-team:a", RetryAfterMS: 2001}
+	m := NewMachine()
+	m.phase = &choosing{}
+	answer := m.Refuse(failure).Replies[0].GetImmediateResponse()
+	found := ""
+	for _, h := range answer.Headers.SetHeaders {
+		if h.Header.Key == "retry-after" {
+			found = string(h.Header.RawValue)
+		}
+	}
+	if answer.Status.Code != 429 || found != "3" || !strings.Contains(string(answer.Body), "quota_exceeded") {
+		t.Errorf("%v, retry after %q, %s", answer.Status, found, answer.Body)
+	}
+}

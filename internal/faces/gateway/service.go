@@ -36,6 +36,20 @@ type Bookings interface {
 	EngineLoad(ctx context.Context, l *api.EngineLoads) error
 }
 
+// Tenants names the tenants of requests. [tenants.Names] implements it.
+type Tenants interface {
+	// With adds the tenant in a request's headers to a context.
+	With(ctx context.Context, header func(name string) string) context.Context
+	// Of returns the name of a request's tenant; empty: none.
+	Of(ctx context.Context, salt, adapter string) string
+}
+
+// unnamed attributes no request.
+type unnamed struct{}
+
+func (unnamed) With(ctx context.Context, _ func(string) string) context.Context { return ctx }
+func (unnamed) Of(context.Context, string, string) string                       { return "" }
+
 // Config configures the router, the registry and the bounds of a Service. Router, Pool, All and Resolve are required.
 type Config struct {
 	Select   func(ctx context.Context, r *api.SelectRequest) (*api.Selection, error)
@@ -73,6 +87,8 @@ type Config struct {
 	// Bind binds a session to the rank of a booked request. The gateway binds the id of each response of the Responses
 	// API: only the rank's engine has the response, and later requests may continue it. nil disables sessions.
 	Bind func(model, session string, rank events.RankKey, requestID string)
+
+	Tenants Tenants // nil: requests are not attributed
 
 	Metrics Metrics // required
 }
@@ -119,6 +135,9 @@ func New(cfg Config) *Service {
 	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
 	cfg.Expiry = cmp.Or(cfg.Expiry, 300*time.Second)
 	cfg.Estimates = cmp.Or(cfg.Estimates, &fields.Estimator{})
+	if cfg.Tenants == nil {
+		cfg.Tenants = unnamed{}
+	}
 	bodies := &web.Intake{Most: cfg.MaxBodies}
 	return &Service{cfg: cfg, bodies: bodies, transfer: newTransfer(cfg.Transfer, bodies)}
 }
@@ -149,6 +168,9 @@ func (s *Service) Process(stream grpc.BidiStreamingServer[extprocv3.ProcessingRe
 		failure, slow := errors.AsType[*api.Error](err)
 		if err != nil && !slow {
 			return err
+		}
+		if h := r.GetRequestHeaders(); h != nil {
+			ctx = s.cfg.Tenants.With(ctx, func(name string) string { return header(h, name) })
 		}
 		var e Effects
 		if !slow {
@@ -400,6 +422,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 		r.Unsupported = append(r.Unsupported, "model")
 	}
 	q.LoRA = cmp.Or(q.LoRA, r.LoRA)
+	q.Tenant = s.cfg.Tenants.Of(ctx, r.Salt, q.LoRA)
 	if s.cfg.Bind != nil && len(r.Previous) <= api.MaxSessionID {
 		q.SessionID = r.Previous
 	}

@@ -1,6 +1,7 @@
 // Package metrics exports a node's status to Prometheus. Names follow the conventions of Prometheus: base units, and
 // _total for counters. Labels have a bounded number of values (partitions, models, outcomes). Hashes are never labels.
-// Workers are labels only on request, up to the requested number.
+// Workers
+// and tenants are labels only on request, up to the requested number.
 //
 // A scrape reads published values. Scrapes do not block the application of events or the answers to queries.
 package metrics
@@ -58,6 +59,10 @@ type Config struct {
 	// Workers is the number of workers with separate series, the first by name. Further workers share the name "other". 0
 	// disables series of workers.
 	Workers int
+
+	// Tenants is the number of tenants with separate series, in the order of their first requests. Further tenants share
+	// the name "other". 0 disables series of tenants.
+	Tenants int
 }
 
 // ofProcess returns collectors of Go's and the system's process metrics. The heap after the last

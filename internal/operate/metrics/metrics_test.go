@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/kvatlas/kvatlas/internal/base/ops"
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
@@ -196,7 +197,7 @@ func full() *Figures {
 func everything(t *testing.T) string {
 	f := full()
 	f.Status.Partitions[0].Log.Limit, f.Status.Partitions[0].SnapshotTime = 1, time.Unix(1, 0)
-	handler, q := New(Config{Figures: func() *Figures { return f }, Workers: 1})
+	handler, q := New(Config{Figures: func() *Figures { return f }, Workers: 1, Tenants: 1})
 	q.Observe("find", "ok", 1)
 	q.Asked("first")
 	q.Replied("ok", 1)
@@ -212,6 +213,7 @@ func everything(t *testing.T) string {
 	q.PromptCompared("m", 1, 1, 1)
 	q.Unsupported("chat", []string{"task"})
 	q.Routed("m", 1, 1, [4]uint64{1}, [4]uint64{1}, "best")
+	q.Attributed("salt:a", &tenants.Use{Requests: 1, Requested: 1})
 	q.Best("m", 1)
 	q.Tokenized("m", "local", "ok", 1)
 	q.TextChecked("m", "same")

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/internal/text/fields"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/prometheus/client_golang/prometheus"
@@ -43,6 +44,8 @@ type Queries struct {
 	routed   [4]*prometheus.CounterVec // tokens by step; the last two also by tier
 	outcomes *prometheus.CounterVec
 
+	tenantRequests, tenantTokens *prometheus.CounterVec // nil: no series of tenants
+
 	ratio *prometheus.HistogramVec
 
 	// Resolved once, because every choice uses all: under the present name, and under the name of v0.4.0 with its
@@ -51,6 +54,7 @@ type Queries struct {
 
 	models  bounded
 	unknown bounded // names of fields that no table has
+	tenants bounded
 }
 
 // maxModels bounds the models with separate series, because requests may name any model. Further models count as
@@ -130,6 +134,25 @@ func (q *Queries) Routed(model string, asked, seen uint64, held, selected [event
 	}
 	if outcome != "" {
 		q.outcomes.WithLabelValues(model, outcome).Inc()
+	}
+}
+
+// Attributed counts requests and tokens of a tenant; see [tenants.Use].
+func (q *Queries) Attributed(tenant string, use *tenants.Use) {
+	if tenant = q.tenants.label(tenant); use.Rejected > 0 {
+		q.tenantRequests.WithLabelValues(tenant, "rejected").Add(float64(use.Rejected))
+	}
+	if use.Requests > 0 {
+		q.tenantRequests.WithLabelValues(tenant, "recorded").Add(float64(use.Requests))
+	}
+	for _, n := range [...]struct {
+		kind   string
+		tokens uint64
+	}{{"requested", use.Requested}, {"reused", use.Reused}, {"computed", use.Computed()}, {"unserved", use.Unserved},
+		{"rejected", use.RejectedTokens}} {
+		if n.tokens > 0 {
+			q.tenantTokens.WithLabelValues(tenant, n.kind).Add(float64(n.tokens))
+		}
 	}
 }
 
@@ -309,6 +332,12 @@ func New(cfg Config) (http.Handler, *Queries) {
 		ratio: histogram("kvatlas_find_best_ratio", "Largest share of a query's blocks held by a worker, "+
 			"by model. Without choices of workers.", prometheus.LinearBuckets(0, 0.1, 11), "model"),
 		stages: map[string]prometheus.Observer{}, selection: map[string]prometheus.Observer{},
+	}
+	if q.tenants.most = int64(cfg.Tenants); cfg.Tenants > 0 {
+		q.tenantRequests = counter("kvatlas_tenant_requests_total", "Requests by tenant (empty: none; other: beyond the "+
+			"bound) and result: recorded, or rejected by a quota. Only with --metrics-tenants.", "tenant", "result")
+		q.tenantTokens = counter("kvatlas_tenant_tokens_total", "Prompt tokens by tenant and kind: requested, reused (by "+
+			"reports), computed, unserved, rejected. Only with --metrics-tenants.", "tenant", "kind")
 	}
 	parts := prometheus.ExponentialBuckets(1e-6, 4, 12)
 	stages := histogram("kvatlas_request_stage_seconds", "Time of each part of queries and choices on this node: "+

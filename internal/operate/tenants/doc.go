@@ -9,8 +9,8 @@
 // [Names] makes names from the sources: salt, adapter, api-key, or a header. An API key never appears in a name.
 //
 // [Table] bounds the names by weighted space-saving (Metwally et al., ICDT 2005): a new name replaces the name with the
-// least weight. The counts of a replaced name count for [Other], so sums stay exact. Each slot has a bound of the tokens
-// that its tenant has under Other. A tenant with more than the average of all slots always has a slot.
+// least weight. The counts of a replaced name count for [Other], so sums stay exact. Each slot has a bound of its
+// tenant's tokens under Other. A tenant with more than the average of all slots always has a slot.
 //
 // [Quotas] is a token bucket for each tenant. Nodes exchange the used tokens. It is a state machine with the time as an
 // argument.

@@ -54,8 +54,8 @@ type Verdict struct {
 	share string        // the tenant of the bucket
 }
 
-// Quotas are token buckets: a bucket has room for the tokens of a minute, fills evenly, and may become negative, because
-// the charge follows the decision. The zero time is the start.
+// Quotas are token buckets: a bucket has room for the tokens of a minute and fills evenly. It may become negative,
+// because the charge follows the decision. The zero time is the start.
 type Quotas struct {
 	quotas  map[string]*Quota
 	most    int

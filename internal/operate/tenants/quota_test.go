@@ -57,7 +57,8 @@ func TestQuota(t *testing.T) {
 
 // TestQuotaCharges corrects estimates, and lowers in place of rejecting.
 func TestQuotaCharges(t *testing.T) {
-	q := quotas(map[string]*Quota{Everyone: {TokensPerMinute: 600, Over: Lower, Class: "batch"}, Unnamed: {TokensPerMinute: 60}}, 10)
+	q := quotas(map[string]*Quota{Everyone: {TokensPerMinute: 600, Over: Lower, Class: "batch"},
+		Unnamed: {TokensPerMinute: 60}}, 10)
 	v := q.Admit("t:a", 500, 0)
 	q.Charge(&v, -400, 0)
 	if v.Over || q.buckets["t:a"].tokens != 500 || q.Usage()["t:a"].Tokens != 100 {

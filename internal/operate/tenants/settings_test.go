@@ -14,8 +14,9 @@ func TestSettings(t *testing.T) {
 		t.Fatalf("%+v, %v", quotas, err)
 	}
 	for text, says := range map[string]string{
-		"- a": "not YAML", "acme: {tokens_per_minute: 1}": "SOURCE:VALUE", "salt:a: {tokens_per_minute: 0}": "tokens_per_minute",
-		"salt:a: {tokens: 1}": "tokens", "salt:a: {tokens_per_minute: 1, over: stop}": "over is",
+		"- a": "not YAML", "acme: {tokens_per_minute: 1}": "SOURCE:VALUE",
+		"salt:a: {tokens_per_minute: 0}": "tokens_per_minute",
+		"salt:a: {tokens: 1}":            "tokens", "salt:a: {tokens_per_minute: 1, over: stop}": "over is",
 		"salt:a: {tokens_per_minute: 1, class: batch}": "class is for", "salt:a: {tokens_per_minute: -1}": "salt:a",
 		"salt:a: {tokens_per_minute: 1, count: all}": "count is", "salt:a: 7": "salt:a",
 	} {

@@ -29,15 +29,15 @@ type Slot struct {
 	at             int // in lightest
 }
 
-// Keep is the time in seconds for which an idle tenant keeps its slot, and for which a replacement matters. It is longer
-// than any window of counts.
+// Keep is the time in seconds for which an idle tenant keeps its slot, and for which a replacement matters. It is
+// longer than any window of counts.
 const Keep = 2 * 60 * 60
 
 // NewTable returns a table of at most most tenants.
 func NewTable(most int) *Table { return &Table{most: most, byName: map[string]*Slot{}} }
 
-// Find returns the slot of a tenant for a request with a number of tokens, at a time in Unix seconds. The empty name has
-// a slot of its own, which does not count.
+// Find returns the slot of a tenant for a request with a number of tokens, at a time in Unix seconds. The empty name
+// has a slot of its own, which does not count.
 func (t *Table) Find(name string, tokens uint64, now int64) *Slot {
 	if name == "" {
 		return &t.none

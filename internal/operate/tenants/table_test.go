@@ -155,10 +155,12 @@ func TestNames(t *testing.T) {
 	if x, y := a.Of(context.Background(), "s", ""), b.Of(context.Background(), "s", ""); x == y {
 		t.Errorf("two secrets make the name %s", x)
 	}
-	if x, y := a.name(Salt, "s"), a.name(APIKey, "s"); strings.TrimPrefix(x, "salt:") == strings.TrimPrefix(y, "api-key:") {
+	x, y := a.name(Salt, "s"), a.name(APIKey, "s")
+	if strings.TrimPrefix(x, "salt:") == strings.TrimPrefix(y, "api-key:") {
 		t.Errorf("two sources make the same hash: %s, %s", x, y)
 	}
-	for _, bad := range []string{"salt,salt", "key", "header=", "header=X-Team", "header=authorization", "header=salt", "header=x-api-key"} {
+	for _, bad := range []string{"salt,salt", "key", "header=", "header=X-Team", "header=authorization", "header=salt",
+		"header=x-api-key"} {
 		if _, err := NewNames(strings.Split(bad, ","), false, secret); err == nil {
 			t.Errorf("the sources %s are valid", bad)
 		}

@@ -11,11 +11,13 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/server"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
+	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
 // Process configures the process of a node. The flags of indexer serve set the exported fields.
@@ -32,7 +34,7 @@ type Process struct {
 	OnRefused                string
 
 	// The files of further settings; "" is none.
-	L3Config, RoutingConfig, TokenizersFile, GRPCClientCA string
+	L3Config, RoutingConfig, TokenizersFile, GRPCClientCA, QuotasFile string
 
 	L3Master func() (hicache.Master, error)
 	Rule     func() (*dial.Rule, error)
@@ -111,6 +113,7 @@ func (p *Process) readFiles(wrong *cli.Complaints) {
 	}
 	p.Tokenizers, err = tokenize.ReadSettings(p.TokenizersFile)
 	wrong.About("--tokenizers", err)
+	p.readQuotas(wrong)
 	p.L3.Master, err = p.L3Master()
 	*wrong = append(*wrong, err)
 	if p.L3Config != "" {
@@ -119,6 +122,23 @@ func (p *Process) readFiles(wrong *cli.Complaints) {
 		for model, c := range p.L3.Models {
 			p.L3.Models[model] = c.WithMaster(p.L3.Master)
 		}
+	}
+}
+
+// readQuotas reads the quotas of tenants. A lowered request needs a queue, and a class of it.
+func (p *Process) readQuotas(wrong *cli.Complaints) {
+	var err error
+	p.Attribution.Quotas, err = tenants.ReadQuotas(p.QuotasFile)
+	wrong.About("--tenant-quotas", err)
+	wrong.When(len(p.Attribution.Sources) == 0 &&
+		(p.QuotasFile != "" || p.Attribution.Metrics > 0 || p.Attribution.Hashed),
+		"--tenant-quotas, --tenant-hash and --metrics-tenants need --tenants")
+	for name, q := range p.Attribution.Quotas {
+		wrong.When(q.Over == tenants.Lower && p.Routing.Queue == nil,
+			"--tenant-quotas: %q lowers priorities, which needs a queue in the file of --routing-config", name)
+		named := func(c routing.QueueClass) bool { return q.Class == c.Name || q.Class == c.Family }
+		wrong.When(q.Class != "" && p.Routing.Queue != nil && !slices.ContainsFunc(p.Routing.Queue.Classes, named),
+			"--tenant-quotas: %q names the class %q, which the queue does not have", name, q.Class)
 	}
 }
 

@@ -78,6 +78,8 @@ var may = map[string]string{
 	"--http-listen GET /v1/prefixes/hot":          "read route operate",
 	"--http-listen POST /v1/prefixes/hot":         "read route operate",
 	"--http-listen POST /v1/prefixes/warm":        "operate",
+	"--http-listen GET /v1/tenants":               "operate",
+	"--http-listen POST /v1/tenants":              "operate",
 	"--http-listen GET /v1/scaling":               "read route operate",
 	"--http-listen POST /v1/scaling":              "read route operate",
 	"--http-listen GET /workers":                  "read route operate",
@@ -297,8 +299,8 @@ func TestOtherSites(t *testing.T) {
 		}
 	}
 	slices.Sort(dear)
-	want := []string{"--http-listen /dump", "--http-listen /v1/removal_order", "--http-listen /v1/verify",
-		"--http-listen /v1/watch", "--select-listen /dump"}
+	want := []string{"--http-listen /dump", "--http-listen /v1/removal_order", "--http-listen /v1/tenants",
+		"--http-listen /v1/verify", "--http-listen /v1/watch", "--select-listen /dump"}
 	if !slices.Equal(dear, want) {
 		t.Errorf("the costly and lasting paths of GET are %q, want %q", dear, want)
 	}

@@ -19,6 +19,8 @@ type oneNode interface {
 	CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error)
 	HotPart(ctx context.Context, r *api.HotRequest) (*api.HotPart, error)
 	Copied(ctx context.Context, note *api.CopyNote) error
+	TenantsPart(ctx context.Context, q *api.TenantsPartRequest) (*api.TenantsPart, error)
+	TenantCharges(ctx context.Context) (*api.TenantCharges, error)
 	SessionBlocks(ctx context.Context, q *api.SessionBlocksRequest) (*api.SessionBlocks, error)
 	RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error)
 	Scaling(ctx context.Context, q *api.ScalingRequest) (*api.Scaling, error)

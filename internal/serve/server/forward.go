@@ -60,7 +60,7 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 					return
 				}
 				s.queries.Observe(ops.Find, ops.OK, time.Since(begun)-late)
-				s.account(asked, summary)
+				s.account(ctx, asked, summary)
 				answer(jetstream.Response{Elsewhere: true, Outcome: ops.OK})
 			})
 		}}

@@ -20,7 +20,8 @@ func (s *Server) newFunnel() *funnel.Tracker {
 		Counted: func(model string, asked, seen uint64, held, selected funnel.Tiers, outcome string) {
 			s.queries.Routed(model, asked, seen, held, selected, outcome)
 		},
-		Requested:  s.requestedHook(),
+		Requested: s.requestedHook(),
+		Tenants:   s.tenantLimit(), TenantRoots: s.tenants.Spaces(), Attributed: s.attributedHook(),
 		Claimed:    s.registry.Claimed,
 		BlockSizes: func(model string) []uint32 { return s.node.BlockSizes(model) },
 		Peers:      s.blockHistories,
@@ -102,7 +103,7 @@ func (h *holders) tell(r *funnel.Request) {
 }
 
 // recorded returns the funnel request of a query, without the answer, or nil if the query is not recorded.
-func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
+func (s *Server) recorded(ctx context.Context, q *api.Query, blockSize uint32) *funnel.Request {
 	if q.EngineHashes != nil || q.Hashed != nil || q.Partitions != nil || blockSize == 0 {
 		return nil
 	}
@@ -110,17 +111,17 @@ func (s *Server) recorded(q *api.Query, blockSize uint32) *funnel.Request {
 	if !s.funnel.Admit(max(len(q.Tokens)/int(blockSize), len(q.Hashes)), now) {
 		return nil
 	}
-	return &funnel.Request{At: now, Model: q.Model, BlockSize: blockSize, Tokens: q.Tokens,
+	return &funnel.Request{At: now, Model: q.Model, Tenant: s.tenantOf(ctx, q), BlockSize: blockSize, Tokens: q.Tokens,
 		Space: events.Space{LoRA: q.LoRA, Salt: q.CacheSalt}, Media: q.Media, Hashes: q.Hashes,
 		Restricted: q.Workers != nil || q.Ranks != nil || q.Endpoints != nil}
 }
 
 // asked records an answered query. Queries with explain are not recorded, because people send them.
-func (s *Server) asked(q *api.Query, a *api.Answer) {
+func (s *Server) asked(ctx context.Context, q *api.Query, a *api.Answer) {
 	if q.Explain || q.Diagnostic {
 		return
 	}
-	r := s.recorded(q, a.BlockSize)
+	r := s.recorded(ctx, q, a.BlockSize)
 	if r == nil {
 		return
 	}
@@ -131,7 +132,7 @@ func (s *Server) asked(q *api.Query, a *api.Answer) {
 }
 
 // routed records a request with or without a chosen worker. An advisory choice is not recorded.
-func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, err error) {
+func (s *Server) routed(ctx context.Context, q *api.SelectRequest, h *holders, out *api.Selection, err error) {
 	if q.Advisory || q.Diagnostic {
 		return
 	}
@@ -145,7 +146,7 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 	case len(pool.Ranks) > 0:
 		size = pool.Ranks[0].BlockSize
 	}
-	r := s.recorded(&q.Query, size)
+	r := s.recorded(ctx, &q.Query, size)
 	if r == nil {
 		return
 	}
@@ -171,6 +172,7 @@ func (s *Server) routed(q *api.SelectRequest, h *holders, out *api.Selection, er
 	}
 	r.Eligible = h.most(func(k events.RankKey) bool { return eligible(q, role, pool.Rank(k)) })
 	if out != nil {
+		r.Lowered = out.Quota != nil
 		if out.Prefill != nil { // the prefill worker computes the prompt
 			out = out.Prefill
 		}

@@ -66,7 +66,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 			Select: s.tracedSelect, Bookings: s, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
 			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
 			Bind: s.bindSession(), Metrics: measured{s.queries, s}, Expiry: s.RequestExpiry,
-			ForwardTokens: s.ForwardTokens, Estimates: &s.estimates, Transfer: s.transfer(),
+			ForwardTokens: s.ForwardTokens, Estimates: &s.estimates, Transfer: s.transfer(), Tenants: s.tenants,
 		}))
 		kvindexerpb.RegisterKVIndexerServer(r, kvindexer.New(kvindexer.Config{Find: s.tracedFind, Pools: s.registry.Pools}))
 	})

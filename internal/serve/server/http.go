@@ -20,6 +20,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
 	"github.com/kvatlas/kvatlas/internal/faces/kvindexer/kvindexerpb"
 	"github.com/kvatlas/kvatlas/internal/operate/dump"
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/internal/serve/page"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -62,7 +63,7 @@ var routes = func() (list []route) {
 // and the paths of [compat] and [page].
 func (s *Server) paths() *web.Mux {
 	mux := web.NewMux()
-	s.register(mux, &httpFront{requests: s.requests(), ended: s.endedHTTP, deadline: usualDeadline})
+	s.register(mux, &httpFront{requests: s.requests(), ended: s.endedHTTP, tenants: s.tenants, deadline: usualDeadline})
 	page.Register(mux)
 	return mux
 }
@@ -101,6 +102,7 @@ func (s *Server) compat(ended func(op, outcome string)) compat.Config {
 type httpFront struct {
 	requests api.Handler
 	ended    func(op, outcome string) // called with the outcome of every request, by operation or path
+	tenants  *tenants.Names           // nil: requests are not attributed
 	deadline time.Duration
 }
 
@@ -165,12 +167,16 @@ func (f *httpFront) serve(w http.ResponseWriter, r *http.Request, op *api.Operat
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), deadline)
 	defer cancel()
+	ctx = f.tenants.With(ctx, tenantHeader(r.Header))
 	requests := f.requests
 	requests.Instance = events.WorkerID(r.PathValue("instance"))
 	reply, failure := requests.Handle(ctx, op.Name, contentType, body)
 	status := http.StatusOK
 	if failure != nil {
 		status = failure.Code.HTTPStatus()
+	}
+	if after := failure.RetryAfter(); after > 0 {
+		w.Header().Set("Retry-After", strconv.FormatUint(after, 10))
 	}
 	f.ended(op.Name, web.Reply(w, r, contentType, reply, status, failure.Outcome()))
 }

@@ -154,6 +154,21 @@ func (l local) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.Rem
 	return l.s.RemovalPart(ctx, q)
 }
 
+// Tenants returns the tenants of all nodes. Nodes send no such requests to each other.
+func (l local) Tenants(ctx context.Context, q *api.TenantsRequest) (*api.TenantList, error) {
+	return l.s.Tenants(ctx, q)
+}
+
+// TenantsPart returns this node's part of the tokens and held blocks of tenants.
+func (l local) TenantsPart(ctx context.Context, q *api.TenantsPartRequest) (*api.TenantsPart, error) {
+	return l.s.TenantsPart(ctx, q)
+}
+
+// TenantCharges returns the tokens that this node has charged to quotas.
+func (l local) TenantCharges(ctx context.Context) (*api.TenantCharges, error) {
+	return l.s.TenantCharges(ctx)
+}
+
 // Scaling returns the requests that wait on this node.
 func (l local) Scaling(_ context.Context, q *api.ScalingRequest) (*api.Scaling, error) {
 	out := &api.Scaling{Model: q.Model}

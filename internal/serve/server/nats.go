@@ -103,7 +103,7 @@ func (v *service) serve(
 			handler = v.findOverNATS(answer)
 		}
 		cfg.Endpoints = append(cfg.Endpoints, jetstream.Endpoint{Name: op, Subject: on, QueueGroup: group,
-			Handler: v.s.tracedNATS(op, by, handler)})
+			Handler: v.s.tracedNATS(op, by, v.s.attributedNATS(by, handler))})
 	}
 	service, err := jetstream.Serve(v.s.Conn, cfg)
 	if err == nil {

@@ -41,7 +41,7 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			s.countBest(q, a)
 		}
 		if a, err = s.withGuesses(q, a, err); err == nil {
-			s.asked(q, a)
+			s.asked(ctx, q, a)
 			traceAnswer(ctx, q, a)
 		}
 		return a, err
@@ -49,9 +49,9 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 }
 
 // account counts another node's answer to a query of this node, by the summary.
-func (s *Server) account(q *api.Query, a *api.Answer) {
+func (s *Server) account(ctx context.Context, q *api.Query, a *api.Answer) {
 	s.countBest(q, a)
-	s.asked(q, a)
+	s.asked(ctx, q, a)
 }
 
 // countBest counts the blocks of the worker with the longest prefix.

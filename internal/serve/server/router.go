@@ -62,14 +62,14 @@ func (s *Server) Select(ctx context.Context, q *api.SelectRequest) (*api.Selecti
 		request.Query = *named
 		q = &request
 	}
-	choose := s.selection.Select
+	choose := s.chooseInQuota
 	if q.Text != nil {
 		choose = s.selectText
 	}
 	var h holders
 	q.Answered = h.take
 	out, err := admitted(ctx, s, q, choose)
-	s.routed(q, &h, out, err)
+	s.routed(ctx, q, &h, out, err)
 	policy := cmp.Or(q.Policy, s.Policy, selection.DefaultPolicy)
 	if err != nil && !slices.Contains(routing.Policies(), policy) {
 		policy = ops.Other

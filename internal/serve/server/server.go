@@ -38,6 +38,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/internal/operate/metrics"
 	"github.com/kvatlas/kvatlas/internal/operate/recording"
+	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/internal/operate/watch"
 	"github.com/kvatlas/kvatlas/internal/text/fields"
 	"github.com/kvatlas/kvatlas/internal/text/tokenize"
@@ -88,6 +89,8 @@ type Settings struct {
 	Engines compat.Engines    // of the shims in this process
 
 	Recording Recording
+
+	Attribution Attribution
 
 	FunnelBlocks int // number of blocks kept for the funnel; 0: the default
 
@@ -181,7 +184,9 @@ type Server struct {
 	funnel   *funnel.Tracker
 	capacity *capacity.Tracker // nil: no samples are stored
 
-	hots *hots // nil: prefixes are not counted
+	hots    *hots          // nil: prefixes are not counted
+	tenants *tenants.Names // nil: requests are not attributed
+	quotas  *quotas        // nil: no tenant has a quota
 
 	recorder   *recording.Recorder  // nil: requests are not recorded
 	recordings *jetstream.Recording // the stream of recorder
@@ -225,7 +230,11 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 	s.registry = s.newRegistry(st)
 	s.L3.Registered, s.L3.Listen = s.registry.Sharing, s.listenStore
 	s.L3.Dial = dial.Quick(s.Screen.Rule).DialContext
-	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers})
+	s.scrape, s.queries = metrics.New(metrics.Config{Figures: s.figures, Workers: s.MetricsWorkers,
+		Tenants: s.Attribution.Metrics})
+	if err := s.openTenants(ctx); err != nil {
+		return nil, err
+	}
 	s.capacity = s.newCapacity()
 	s.funnel = s.newFunnel()
 	s.node = s.newNode(st)
@@ -428,6 +437,9 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 	}
 	if s.hots != nil && s.Hot.PerMinute > 0 {
 		run = append(run, s.warmUp)
+	}
+	if s.quotas != nil {
+		run = append(run, s.exchangeCharges)
 	}
 	for _, part := range run {
 		parts.Go(func() { part(ctx) })

@@ -63,6 +63,7 @@ func (s *Server) readText(ctx context.Context, q *api.Query) (
 	asked, out = *q, &api.Tokenization{UnsupportedFields: r.Unsupported}
 	asked.Text = nil
 	asked.LoRA, asked.CacheSalt = cmp.Or(q.LoRA, r.LoRA), cmp.Or(q.CacheSalt, r.Salt)
+	asked.Tenant = cmp.Or(q.Tenant, s.tenants.Of(ctx, asked.CacheSalt, asked.LoRA))
 	if asked.Tokens == nil {
 		asked.Tokens = r.Tokens
 	}
@@ -210,12 +211,12 @@ func (s *Server) selectText(ctx context.Context, q *api.SelectRequest) (*api.Sel
 	} else {
 		asked.ISLTokens += max(1, s.estimates.Tokens(query.Model, &r.Length))
 	}
-	selection, err := s.selection.Select(ctx, &asked)
+	selection, err := s.chooseInQuota(ctx, &asked)
 	made := out.Tokenized && r.Tokens == nil && q.Tokens == nil
 	if made && !r.Partial {
 		s.estimates.Learn(query.Model, &r.Length, uint64(out.PromptTokens))
 	}
-	q.Tokens = asked.Tokens // for what is recorded of it
+	q.Tokens, q.CacheSalt, q.LoRA, q.Tenant = asked.Tokens, asked.CacheSalt, asked.LoRA, asked.Tenant // for the records
 	if err == nil {
 		if selection.Tokenization = out; made && s.announces(selection) {
 			out.KeepText = s.announced.Begin(&query, r.Text.Messages != nil, selection)
