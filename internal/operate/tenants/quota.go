@@ -49,7 +49,6 @@ type Usage struct {
 type Verdict struct {
 	Quota *Quota        // nil: the tenant has no quota
 	Over  bool          // the tenant is beyond the quota
-	Level float64       // tokens left; negative: beyond
 	Retry time.Duration // until the tenant is within the quota
 	share string        // the tenant of the bucket
 }
@@ -115,7 +114,7 @@ func (q *Quotas) Admit(tenant string, tokens uint64, now time.Duration) (v Verdi
 		return v
 	}
 	b, name := q.bucket(tenant, v.Quota, now)
-	v.share, v.Level = name, b.tokens
+	v.share = name
 	if v.Over = b.tokens <= 0; v.Over {
 		v.Retry = time.Duration(math.Ceil((1-b.tokens)/perSecond(v.Quota))) * time.Second
 	}
