@@ -33,7 +33,8 @@ func address(name, value string) error {
 
 // serveRows returns the table of the flags of serve.
 func serveRows(s *launch.Process) cli.Flags {
-	return slices.Concat(portRows(s), clusterRows(s), storageRows(s), queryRows(s), choiceRows(s), historyRows(s))
+	return slices.Concat(portRows(s), clusterRows(s), storageRows(s), queryRows(s), choiceRows(s), historyRows(s), hotRows(s),
+		tenantRows(s), recordRows(s))
 }
 
 // portRows returns the flags of the NATS server in the process and of the ports.
@@ -249,9 +250,8 @@ func choiceRows(s *launch.Process) cli.Flags {
 	}
 }
 
-// historyRows returns the flags of recent requests and recordings.
+// historyRows returns the flags of recent requests.
 func historyRows(s *launch.Process) cli.Flags {
-	recorded := func() bool { return s.Recording.On }
 	return cli.Flags{
 		cli.Var(&s.FunnelBlocks, "funnel-blocks", 0,
 			"number of blocks in memory for the causes of lost tokens in indexer funnel; some 120 bytes a block (default: "+
@@ -262,6 +262,12 @@ func historyRows(s *launch.Process) cli.Flags {
 			"limit of sampled references to blocks in memory, for indexer capacity: 32 bytes each, for each model; fewer make "+
 				"the curves less exact. 0: no curves",
 			cli.Between(0, capacity.MaxSamples)),
+	}
+}
+
+// hotRows returns the flags of hot prefixes.
+func hotRows(s *launch.Process) cli.Flags {
+	return cli.Flags{
 		cli.Var(&s.Hot.Entries, "hot-prefixes", 0,
 			"counted prefixes of each model, for indexer prefixes hot, 200 bytes each (default: 0, none; with --warm-up 1,024)",
 			cli.Between(0, 1<<16)),
@@ -270,23 +276,42 @@ func historyRows(s *launch.Process) cli.Flags {
 			cli.Between(0, 1000)),
 		cli.Var(&s.Hot.PromptBytes, "warm-up-memory", 0,
 			"bytes of memory for the tokens of hot prefixes, for copies (default: 0, with --warm-up 64 MiB)",
-			cli.NotNegative[int]()),
+			cli.NotNegative[int]()).
+			With("--hot-prefixes or --warm-up", func() bool { return s.Hot.Entries > 0 || s.Hot.PerMinute > 0 }),
+	}
+}
+
+// tenantRows returns the flags of tenants.
+func tenantRows(s *launch.Process) cli.Flags {
+	attributed := func() bool { return len(s.Attribution.Sources) > 0 }
+	return cli.Flags{
 		cli.Var(&s.Attribution.Sources, "tenants", nil,
 			"sources of the tenants in indexer tenants; the first with a value counts: salt, adapter, api-key (always hashed) "+
 				"or header=NAME; may be given again; the same on all nodes (default: none)",
 			cli.Valid(tenants.CheckSources)),
 		cli.Var(&s.Attribution.Limit, "tenant-limit", 1000,
-			"with --tenants: number of tenants with separate sums, some 20 kB each at most; a new tenant beyond replaces the "+
+			"with --tenants: number of tenants with separate sums; a new tenant beyond replaces the "+
 				"smallest, and the replaced tokens count as other",
-			cli.Between(1, api.MaxTenants)),
+			cli.Between(1, api.MaxTenants)).
+			With("--tenants", attributed),
 		cli.Var(&s.Attribution.Hashed, "tenant-hash", false,
-			"with --tenants: hash the names of all tenants with a key of the namespace; the same on all nodes"),
+			"with --tenants: hash the names of all tenants with a key of the namespace; the same on all nodes").
+			With("--tenants", attributed),
 		cli.Var(&s.Attribution.Metrics, "metrics-tenants", 0,
 			"with --tenants: number of tenants with separate series in the metrics, in the order of their first requests; the "+
 				"rest are added up as other",
-			cli.Between(0, api.MaxTenants)),
+			cli.Between(0, api.MaxTenants)).
+			With("--tenants", attributed),
 		cli.Var(&s.QuotasFile, "tenant-quotas", "",
-			"with --tenants: YAML file with tokens per minute of tenants; see docs/tenants.md; the same on all nodes"),
+			"with --tenants: YAML file with tokens per minute of tenants; see docs/tenants.md; the same on all nodes").
+			With("--tenants", attributed),
+	}
+}
+
+// recordRows returns the flags of the recording of requests.
+func recordRows(s *launch.Process) cli.Flags {
+	recorded := func() bool { return s.Recording.On }
+	return cli.Flags{
 		cli.Var(&s.Recording.On, "record", false,
 			"record requests as keyed hashes, with choice, reuse and latency, in a stream of JetStream; see docs/recording.md"),
 		cli.Var(&s.Recording.Bytes, "record-bytes", 0,

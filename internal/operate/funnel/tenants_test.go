@@ -65,7 +65,7 @@ func TestTenantsAddUp(t *testing.T) {
 		nodes[i].Record(q)
 		truth[i][q.Tenant] += uint64(len(tokens))
 		if len(ids) > 0 && r.IntN(2) == 0 {
-			nodes[i].ReportLater(api.Report{RequestID: ids[r.IntN(len(ids))], CachedTokens: uint64(r.IntN(100))})
+			nodes[i].ReportLater(api.Report{RequestID: ids[r.IntN(len(ids))], CachedTokens: uint64(r.IntN(100))}, r.IntN(8) == 0)
 		}
 	}
 	for i, node := range nodes {

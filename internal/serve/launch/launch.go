@@ -130,9 +130,6 @@ func (p *Process) readQuotas(wrong *cli.Complaints) {
 	var err error
 	p.Attribution.Quotas, err = tenants.ReadQuotas(p.QuotasFile)
 	wrong.About("--tenant-quotas", err)
-	wrong.When(len(p.Attribution.Sources) == 0 &&
-		(p.QuotasFile != "" || p.Attribution.Metrics > 0 || p.Attribution.Hashed),
-		"--tenant-quotas, --tenant-hash and --metrics-tenants need --tenants")
 	for name, q := range p.Attribution.Quotas {
 		wrong.When(q.Over == tenants.Lower && p.Routing.Queue == nil,
 			"--tenant-quotas: %q lowers priorities, which needs a queue in the file of --routing-config", name)
