@@ -13,18 +13,18 @@ import (
 // dialSites are the files that may connect without [dial.Dialer], with the reason that the address does not come from a
 // client, a lease or a registration.
 var dialSites = map[string]string{
-	"internal/base/dial/dialer.go":        "the dialer itself",
-	"internal/serve/cli/notify.go":        "the service manager's socket, of the environment",
-	"internal/ingest/zmtp/endpoint.go":    "stale tests the socket before this process listens",
-	"internal/ingest/kube/client.go":      "the API server of a flag, or of the pod's own cluster",
-	"internal/edge/tracing/otlp.go":       "the collector of a flag",
-	"internal/ingest/etcd/etcd.go":        "etcd of a flag; Config.Dial has the rule for registrations",
-	"pkg/client/http.go":                  "the indexer, of a program that uses the client",
-	"pkg/hicache/mooncake.go":             "MooncakeConfig.Dial makes the connections",
-	"pkg/jetstream/conn.go":               "NATS, of a flag",
-	"internal/serve/remote/http.go":       "the indexer itself, of a flag",
-	"internal/operate/upkeep/probe.go":    "the indexer itself, of a flag",
-	"internal/operate/upkeep/lameduck.go": "the NATS server of the same container, of a flag",
+	"internal/base/dial/dialer.go":            "the dialer itself",
+	"internal/serve/cli/notify.go":            "the service manager's socket, of the environment",
+	"internal/ingest/zmtp/endpoint.go":        "stale tests the socket before this process listens",
+	"internal/ingest/kube/client.go":          "the API server of a flag, or of the pod's own cluster",
+	"internal/edge/tracing/otlp.go":           "the collector of a flag",
+	"internal/ingest/etcd/etcd.go":            "etcd of a flag; Config.Dial has the rule for registrations",
+	"pkg/client/http.go":                      "the indexer, of a program that uses the client",
+	"internal/ingest/sharedstore/mooncake.go": "MooncakeConfig.Dial makes the connections",
+	"pkg/jetstream/conn.go":                   "NATS, of a flag",
+	"internal/serve/remote/http.go":           "the indexer itself, of a flag",
+	"internal/operate/upkeep/probe.go":        "the indexer itself, of a flag",
+	"internal/operate/upkeep/lameduck.go":     "the NATS server of the same container, of a flag",
 }
 
 // zmtpSites are the files that may open ZeroMQ connections, with a rule, or with the endpoint of a flag.

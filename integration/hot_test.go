@@ -103,7 +103,8 @@ func TestHotPrefixes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if under = append(under, id); len(under) > 4 {
-			if err := clients[n%3].Free(ctx, "m", under[0]); client.CodeOf(err) != "" && client.CodeOf(err) != api.CodeUnknownRequest {
+			err := clients[n%3].Free(ctx, "m", under[0])
+			if code := client.CodeOf(err); code != "" && code != api.CodeUnknownRequest {
 				t.Fatal(err)
 			}
 			under = under[1:]

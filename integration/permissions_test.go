@@ -163,6 +163,7 @@ func matrix(p, q events.Partition) []matrixRow {
 		ops.Select: routers, ops.Book: routers, ops.PrefillComplete: routers, ops.Progress: routers,
 		ops.OutputBlock: routers, ops.Free: routers, ops.EngineLoad: routers, ops.Report: routers,
 		ops.RemovalOrder: askers, ops.Scaling: askers, ops.RemovalPart: nodeOnly,
+		ops.HotPrefixes: askers, ops.HotPart: nodeOnly, ops.Warm: managers, ops.Copied: nodeOnly,
 		ops.SessionBlocks: nodeOnly,
 		ops.Sessions:      handlers, ops.EndSession: handlers,
 		ops.Tenants: managers, ops.TenantsPart: nodeOnly, ops.TenantCharges: nodeOnly,

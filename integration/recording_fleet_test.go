@@ -18,7 +18,8 @@ import (
 )
 
 // TestRecordingEqualsFunnel sends concurrent requests to three recording nodes with eight engines. The sums of the
-// recording equal the sums of the funnel: requests, reports, and the tokens of prompts, of the choices, and of the reported reuse.
+// recording equal the sums of the funnel: requests, reports, and the tokens of prompts, of the choices, and of the
+// reported reuse.
 func TestRecordingEqualsFunnel(t *testing.T) {
 	t.Parallel()
 	const size, room, workers, clients, each = harness.BlockSize, 60, 8, 6, 60
@@ -108,7 +109,8 @@ func TestRecordingEqualsFunnel(t *testing.T) {
 		}
 		last := f.Steps[len(f.Steps)-1]
 		return requests == clients*each && f.Requests == requests && f.Routed == requests && f.Reported == reported &&
-				reported == clients*each*2/3 && f.Steps[0].Tokens == prompts && f.Steps[3].Tokens == selected && last.Tokens == reused && reused > 0 &&
+				reported == clients*each*2/3 && f.Steps[0].Tokens == prompts &&
+				f.Steps[3].Tokens == selected && last.Tokens == reused && reused > 0 &&
 				freed == clients*each && len(nodes) == len(asks),
 			fmt.Sprintf("%d requests, %d reported, %d tokens of prompts, %d reused, %d freed, nodes %v; funnel: %d requests, %d routed, %d reported, steps %+v", requests,
 				reported, prompts, reused, freed, nodes, f.Requests, f.Routed, f.Reported, f.Steps)

@@ -33,8 +33,8 @@ func address(name, value string) error {
 
 // serveRows returns the table of the flags of serve.
 func serveRows(s *launch.Process) cli.Flags {
-	return slices.Concat(portRows(s), clusterRows(s), storageRows(s), queryRows(s), choiceRows(s), historyRows(s), hotRows(s),
-		tenantRows(s), recordRows(s))
+	return slices.Concat(portRows(s), clusterRows(s), storageRows(s), queryRows(s), choiceRows(s), historyRows(s),
+		hotRows(s), tenantRows(s), recordRows(s))
 }
 
 // portRows returns the flags of the NATS server in the process and of the ports.

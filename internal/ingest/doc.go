@@ -6,7 +6,7 @@
 //   - etcd keeps a copy of a key range of etcd by list and watch
 //   - kube keeps copies of Kubernetes objects by list and watch, and shares the objects among replicas by Leases
 //   - pods shims the engines in the pods of a Kubernetes cluster
-//   - sharedstore asks Mooncake masters and folders for the objects that they have, and mirrors a master's events
+//   - sharedstore queries the objects of Mooncake masters and folders, and mirrors a master's events
 //   - shim turns one engine's stream into batches: a state machine and the loop around it, and host, which runs one
 //     rank from its claim to its end, and all ranks of an engine
 //   - source shims the ranks of sources with many workers, for example Dynamo's event planes

@@ -7,7 +7,7 @@
 //   - metrics exports the status to Prometheus
 //   - recording records requests as keyed hashes, and reads and exports the records
 //   - survey collects the status of all nodes
-//   - tenants names tenants, bounds their number and limits their tokens
+//   - tenants counts and limits the tokens of a bounded number of tenants
 //   - top shows the fleet live in a terminal
 //   - upkeep changes a deployment: remove a worker, resync, delete a namespace, hand over a NATS server
 //   - watch streams changes of the fleet to its subscribers

@@ -359,7 +359,8 @@ func (m method) request(t reflect.Type) method {
 	return m
 }
 
-// indexer, registrar, router, funnels, insights and hots make the method of an operation from a method of their interface.
+// indexer, registrar, router, funnels, insights and hots make the method of an operation from a method of their
+// interface.
 func indexer[Q, A any, P request[Q]](do func(Indexer, context.Context, P) (A, error)) method {
 	return methodOf(func(h Handler) Indexer { return h.Indexer }, do)
 }

@@ -65,7 +65,8 @@ type Status struct {
 
 	Recording *RecordingStatus `json:"recording,omitempty" msgpack:"recording,omitempty"` // nil: requests are not recorded
 
-	HotPrefixes *HotStatus `json:"hot_prefixes,omitempty" msgpack:"hot_prefixes,omitempty"` // nil: prefixes are not counted
+	// HotPrefixes is nil if prefixes are not counted.
+	HotPrefixes *HotStatus `json:"hot_prefixes,omitempty" msgpack:"hot_prefixes,omitempty"`
 }
 
 // RecordingStatus describes the recording of requests on a node since the node's start. A request has up to four

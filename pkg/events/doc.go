@@ -71,16 +71,17 @@
 // and locals are nil if empty. Otherwise the value is a binary of at most [MaxBlocksPerEvent] little-endian u64, and a
 // reader copies the binary as a whole. An event ends after locals if all later elements are 0 or empty. window and
 // drops are written together, and so are chunk and content. content holds the local hashes of an event with a name of
-// the connector's own ([Event].Own), whose locals are nil. session is the hash of a session's id. Nothing follows the batch. A later writer appends new
-// elements to an array. A change that an old reader would misread takes a new version; so does a new kind or tier.
+// the connector's own ([Event].Own), whose locals are nil. session is the hash of a session's id. Nothing follows the
+// batch. A later writer appends new elements to an array. A change that an old reader would misread takes a new
+// version; so does a new kind or tier.
 //
 // # Engine messages
 //
 // vllm.go and sglang.go describe the engines' formats. One reader decodes both, by the fields of a message and not by
 // the engine's version. Some fields determine the identity of a block: names, tokens, LoRA, salt, extra
-// keys, lookahead, medium, locality. An event with a wrong type in such a field is skipped. Descriptive fields (session, group,
-// kind of attention, timestamp, rank) of a wrong type count as absent, and are counted. DESIGN.md has the reasons, and
-// the decisions about contradictions between engines.
+// keys, lookahead, medium, locality. An event with a wrong type in such a field is skipped. Descriptive fields
+// (session, group, kind of attention, timestamp, rank) of a wrong type count as absent, and are counted. DESIGN.md has
+// the reasons, and the decisions about contradictions between engines.
 //
 // # Responsibilities of other packages
 //

@@ -79,8 +79,8 @@ type Event struct {
 	// of a stored event below the device: the number of blocks that the engine loads together; 0: not announced;
 	// ChunkSizeUnknown: the names are of chunks of unknown size
 	Chunk uint32
-	// of a stored event with Locals: the session of the request that stored the blocks; 0: not announced. Other sessions may share
-	// the blocks
+	// of a stored event with Locals: the session of the request that stored the blocks; 0: not announced. Other
+	// sessions may share the blocks
 	Session SessionHash
 	Own     bool        // of a stored event with Chunk: its only name may be the connector's own
 	Parent  BlockHash   // meaningful if HasParent

@@ -42,7 +42,8 @@ func generic(rng *rand.Rand) map[string]any {
 	if rng.IntN(2) == 0 {
 		event["dp_rank"] = rng.IntN(8)
 	}
-	e := map[string]any{"worker_id": hash(), "event": event, "session_id": []any{"s", "", 7}[rng.IntN(3)], "state_source": []any{1, nil}}
+	e := map[string]any{"worker_id": hash(), "event": event, "session_id": []any{"s", "", 7}[rng.IntN(3)],
+		"state_source": []any{1, nil}}
 	if rng.IntN(2) == 0 {
 		e["storage_tier"] = []string{"device", "host_pinned", "disk", "external", "tape"}[rng.IntN(5)]
 	}

@@ -16,8 +16,8 @@
 // # Concurrency
 //
 // A single goroutine, the writer, may call AddRank, DropRank, Apply, Checksum, Stats, RankStats, DeviceMemory, Bounded,
-// Path and the methods of exports and imports. Match, Explain and MatchNames are safe for concurrent use. A reader sees a
-// whole event or nothing of it. Match never blocks on the writer. Explain blocks only after several overtaken tries.
+// Path and the methods of exports and imports. Match, Explain and MatchNames are safe for concurrent use. A reader sees
+// a whole event or nothing of it. Match never blocks on the writer. Explain blocks only after several overtaken tries.
 // MatchNames, a query by engine hashes, and the writer exclude each other.
 //
 // # Meaning of events

@@ -17,9 +17,9 @@ func Waiting(c *Candidate) float64 {
 	return v.queueTime(c) + roomTime(c)
 }
 
-// ComputeCosts appends to dst, for each candidate, the time in milliseconds that the prefill of a prompt there costs all
-// requests: the terms prefill, decode, later and evict of the policy kvatlas. The delay of later requests depends on all
-// candidates.
+// ComputeCosts appends to dst, for each candidate, the time in milliseconds that the prefill of a prompt there costs
+// all requests: the terms prefill, decode, later and evict of the policy kvatlas. The delay of later requests depends
+// on all candidates.
 func ComputeCosts(dst []float64, r *Request, candidates []Candidate) []float64 {
 	kept := make([]int, len(candidates))
 	for i := range kept {

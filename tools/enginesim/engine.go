@@ -183,8 +183,8 @@ func (e *Engine) Serve(prompt, output []uint32) (hit int, err error) {
 	return e.ServeSession("", prompt, output)
 }
 
-// ServeSession is Serve for a request with a session id. Events of newly stored blocks have the id, as in vLLM from 0.30
-// on.
+// ServeSession is Serve for a request with a session id. Events of newly stored blocks have the id, as in vLLM from
+// 0.30 on.
 func (e *Engine) ServeSession(session string, prompt, output []uint32) (hit int, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -199,7 +199,8 @@ func (e *Engine) ServeSession(session string, prompt, output []uint32) (hit int,
 
 	var step []Announced
 	store := func(from, to int) {
-		a := Announced{Kind: events.Stored, Session: session, Blocks: e.names[from:to:to], Tokens: tokens[from*size : to*size : to*size]}
+		a := Announced{Kind: events.Stored, Session: session, Blocks: e.names[from:to:to],
+			Tokens: tokens[from*size : to*size : to*size]}
 		if from > 0 {
 			a.HasParent, a.Parent = true, e.names[from-1]
 		}

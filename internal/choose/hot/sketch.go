@@ -41,9 +41,9 @@ func (s *sums) scale(x float64) {
 }
 
 // sketch keeps the prefixes with the largest weights in bounded memory, by the algorithm space-saving (Metwally et
-// al.): a new prefix replaces the entry with the smallest weight, and inherits this weight as excess. So the true weight
-// of an entry is between weight-excess and weight, and no prefix outside the sketch has more than the smallest weight.
-// All weights halve in each half-life.
+// al.): a new prefix replaces the entry with the smallest weight, and inherits this weight as excess. So the true
+// weight of an entry is between weight-excess and weight, and no prefix outside the sketch has more than the smallest
+// weight. All weights halve in each half-life.
 type sketch struct {
 	size     int
 	halfLife time.Duration

@@ -33,8 +33,8 @@ func (x *exact) weight(now time.Duration, hash events.SeqHash) (sum float64) {
 
 // TestSketch compares a sketch with sums of all additions: every weight is at least the sum and exceeds it by at most
 // the excess, the excess is at most the total over the size, and no prefix without an entry has a larger sum than the
-// smallest weight. After an entry was forgotten, only the bound with the excess holds. Half-lives are short, so units are
-// converted many times.
+// smallest weight. After an entry was forgotten, only the bound with the excess holds. Half-lives are short, so units
+// are converted many times.
 func TestSketch(t *testing.T) {
 	for round := range uint64(testkit.Rounds(200)) {
 		rng := rand.New(rand.NewPCG(*seed, round))
@@ -93,7 +93,8 @@ func TestRate(t *testing.T) {
 		s.tick(now)
 		s.count(s.add(now, 7, 0, 1, 3), sums{requests: 1})
 		if e := s.byHash[7]; now > 20*time.Second {
-			if ms, n := s.rate(now, e, e.weight), s.rate(now, e, e.sums.requests); math.Abs(ms-30) > 0.3 || math.Abs(n-10) > 0.1 {
+			ms, n := s.rate(now, e, e.weight), s.rate(now, e, e.sums.requests)
+			if math.Abs(ms-30) > 0.3 || math.Abs(n-10) > 0.1 {
 				t.Fatalf("after %v: %v ms and %v requests per second", now, ms, n)
 			}
 		}

@@ -148,7 +148,8 @@ func TestCopies(t *testing.T) {
 
 // TestMerge keeps one prefix of a chain, the one with the largest saving over all nodes.
 func TestMerge(t *testing.T) {
-	a := []Prefix{{Hash: 1, Depth: 4, Saves: 5}, {Hash: 2, Above: 1, Depth: 8, Saves: 4}, {Hash: 3, Above: 2, Depth: 16, Saves: 3},
+	a := []Prefix{{Hash: 1, Depth: 4, Saves: 5}, {Hash: 2, Above: 1, Depth: 8, Saves: 4},
+		{Hash: 3, Above: 2, Depth: 16, Saves: 3},
 		{Hash: 9, Depth: 8, Saves: 1}}
 	b := []Prefix{{Hash: 2, Above: 1, Depth: 8, Saves: 4, PerSecond: 2}, {Hash: 4, Above: 1, Depth: 8, Saves: 2},
 		{Hash: 5, Above: 5, Depth: 8, Saves: 0.5}}
@@ -164,8 +165,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestPlanner checks the limits of copies: a number in a minute, one under way of a prefix, no repetition, and a benefit
-// above the cost.
+// TestPlanner checks the limits of copies: a number in a minute, one under way of a prefix, no repetition, and a
+// benefit above the cost.
 func TestPlanner(t *testing.T) {
 	p := Planner{PerMinute: 2}
 	good := func(hash events.SeqHash, worker events.WorkerID) *Candidate {

@@ -51,7 +51,8 @@ func TestPrompts(t *testing.T) {
 					}
 				}
 			}
-			if len(p.byHash) > room || p.Bytes() > room*(promptBytes+4*length) || p.Bytes() != len(p.byHash)*(promptBytes+4*length) {
+			if len(p.byHash) > room || p.Bytes() > room*(promptBytes+4*length) ||
+				p.Bytes() != len(p.byHash)*(promptBytes+4*length) {
 				t.Fatalf("round %d: %d prompts and %d bytes with room for %d", round, len(p.byHash), p.Bytes(), room)
 			}
 		}

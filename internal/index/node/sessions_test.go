@@ -64,7 +64,8 @@ func (w *sessionWorld) name(parent events.BlockHash, local events.LocalHash) eve
 }
 
 // store announces blocks after parent; 0: at the start of a prompt.
-func (w *sessionWorld) store(session events.SessionHash, parent events.BlockHash, locals []events.LocalHash) events.BlockHash {
+func (w *sessionWorld) store(session events.SessionHash, parent events.BlockHash,
+	locals []events.LocalHash) events.BlockHash {
 	e := events.Event{Kind: events.Stored, Tier: events.Device, HasParent: parent != 0, Parent: parent, Locals: locals,
 		Session: session}
 	for _, l := range locals {

@@ -1,4 +1,4 @@
-// Package sharedstore asks shared stores of KV cache for the objects that they have. The stores are a Mooncake master
+// Package sharedstore queries the objects of shared stores of KV cache. The stores are a Mooncake master
 // ([Mooncake], over HTTP) and a folder ([Folder]).
 //
 //	master, err := sharedstore.NewMooncake(sharedstore.MooncakeConfig{Address: "mooncake:9003"})

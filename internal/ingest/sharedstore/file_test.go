@@ -25,15 +25,15 @@ func TestFolder(t *testing.T) {
 	}
 	present, known, err := NewFolder(dir).Exists(soon(t), append(keys.Keys, "../x"))
 	if !errors.Is(err, ErrKey) || present.Count() != 5 || known.Count() != 8 {
-		t.Errorf("%d present, %d known, %v", present.Count(), known.Count(), err)
+		t.Errorf("%d present, %d answered, %v", present.Count(), known.Count(), err)
 	}
 	if _, known, err := NewFolder(filepath.Join(dir, "none")).Exists(soon(t), keys.Keys); err != nil ||
 		known.Count() != 8 {
-		t.Errorf("a missing folder: %d known, %v", known.Count(), err)
+		t.Errorf("a missing folder: %d answered, %v", known.Count(), err)
 	}
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, known, err := NewFolder(dir).Exists(over, keys.Keys); !errors.Is(err, context.Canceled) || known.Count() > 0 {
-		t.Errorf("too late: %d known, %v", known.Count(), err)
+		t.Errorf("too late: %d answered, %v", known.Count(), err)
 	}
 }

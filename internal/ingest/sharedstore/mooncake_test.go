@@ -58,7 +58,7 @@ func TestMooncakeAsksInChunks(t *testing.T) {
 	for i, key := range keys {
 		asked := i >= 3 && i != 7
 		if known.Get(i) != asked || present.Get(i) != (asked && f.Has(key)) {
-			t.Errorf("%.20q: known %v, present %v", key, known.Get(i), present.Get(i))
+			t.Errorf("%.20q: answered %v, present %v", key, known.Get(i), present.Get(i))
 		}
 	}
 	for _, n := range f.Asked() {
@@ -151,7 +151,7 @@ func TestMooncakeParallelAndKeepAlive(t *testing.T) {
 	}
 	for range 5 {
 		if _, known, err := m.Exists(soon(t), keys); err != nil || known.Count() != len(keys) {
-			t.Fatalf("%v, %d known", err, known.Count())
+			t.Fatalf("%v, %d answered", err, known.Count())
 		}
 	}
 	if n := most.Load(); n != parallel {
@@ -218,7 +218,7 @@ func TestMooncakeOneDeadlineForAll(t *testing.T) {
 	}
 	_, known, err := m.Exists(ctx, keys) // does not wait for the others
 	if !errors.Is(err, context.Canceled) || known.Count() != 1 || !known.Get(0) {
-		t.Errorf("%v, %d known", err, known.Count())
+		t.Errorf("%v, %d answered", err, known.Count())
 	}
 }
 
@@ -285,7 +285,7 @@ func TestMooncakeFaults(t *testing.T) {
 			t.Errorf("%s: the error has a part of the master's reply: %v", name, err)
 		}
 		if known.Get(0) != (c.known == "a") || known.Get(1) || present.Get(1) {
-			t.Errorf("%s: present %b, known %b", name, present, known)
+			t.Errorf("%s: present %b, answered %b", name, present, known)
 		}
 		if name == "unasked" && m.Unseen() != 2 {
 			t.Errorf("%d unexpected keys", m.Unseen())
@@ -379,7 +379,7 @@ func TestMooncakeKeepsTheDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	if _, known, err := m.Exists(ctx, []string{"a"}); !errors.Is(err, context.DeadlineExceeded) || known.Count() > 0 {
-		t.Fatalf("%v, %d known", err, known.Count())
+		t.Fatalf("%v, %d answered", err, known.Count())
 	}
 	if _, err := NewMooncake(MooncakeConfig{Address: "nowhere"}); err == nil {
 		t.Error("an address without a port is accepted")

@@ -35,8 +35,8 @@
 // or is a second old. While a batch cannot be stored, closed batches wait, up to [queueBytes]. Further records are
 // dropped and counted, and the next batch contains the count.
 //
-// A request, the end, the report and the answer are separate records with the name of the request's id. [Read] joins these records.
-// Therefore the recorder keeps no state of requests, and a restart loses only the records in the queue.
+// A request, the end, the report and the answer are separate records with the name of the request's id. [Read] joins
+// these records. Therefore the recorder keeps no state of requests, and a restart loses only the records in the queue.
 //
 // The package is the input of an analysis of other policies or fleets, which replays the records together with the log
 // of events. A record therefore has the tiers and the load of the chosen worker before the choice. A holder of the

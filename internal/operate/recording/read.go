@@ -56,9 +56,9 @@ const (
 	skew = time.Minute
 )
 
-// Read calls visit with the selected requests in order of arrival, each joined with its end, report and answer. It reads
-// the batches up to the present end of the stream, and keeps the requests of [late] in memory. Unreadable batches are
-// counted and skipped. An error of visit ends the reading.
+// Read calls visit with the selected requests in order of arrival, each joined with its end, report and answer. It
+// reads the batches up to the present end of the stream, and keeps the requests of [late] in memory. Unreadable batches
+// are counted and skipped. An error of visit ends the reading.
 func Read(ctx context.Context, from Source, f Filter, visit func(*Joined) error) (s Summary, err error) {
 	info, err := from.Info(ctx)
 	if err != nil {

@@ -150,7 +150,8 @@ func TestRoundTrip(t *testing.T) {
 	if !reflect.DeepEqual(q.Request, want) {
 		t.Errorf("read\n%+v, recorded\n%+v", q.Request, want)
 	}
-	if q.Flags != Booked|Disaggregated|Ended|Reported|Answered || q.Answer.Tokens != 61 || q.End.Life != 900 || q.FirstToken != 80 || q.Blocks != 4 ||
+	if q.Flags != Booked|Disaggregated|Ended|Reported|Answered || q.Answer.Tokens != 61 ||
+		q.End.Life != 900 || q.FirstToken != 80 || q.Blocks != 4 ||
 		!q.Freed || q.Report.Cached != 16 {
 		t.Errorf("%+v", q)
 	}

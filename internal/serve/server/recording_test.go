@@ -75,8 +75,10 @@ func TestRecordChoice(t *testing.T) {
 	q := list[0]
 	want := recording.Place{Worker: "w1", Rank: 1, Device: 5, Guessed: 2, Host: 2, Disk: 5, Shared: 6, Requests: 7,
 		PrefillTokens: 8, Blocks: 9}
-	if q.Place != want || q.Flags != recording.Booked|recording.Ended|recording.Reported|recording.Answered || q.Life != 3000 ||
-		q.FirstToken != 1000 || q.Blocks != 2 || q.Report.Cached != 64 || q.Answer.Tokens != 61 || q.Request.Cached != 80 || q.Computed != 7920 ||
+	if q.Place != want || q.Life != 3000 ||
+		q.Flags != recording.Booked|recording.Ended|recording.Reported|recording.Answered ||
+		q.FirstToken != 1000 || q.Blocks != 2 || q.Report.Cached != 64 || q.Answer.Tokens != 61 ||
+		q.Request.Cached != 80 || q.Computed != 7920 ||
 		len(q.Names) != 16 {
 		t.Errorf("%+v", q)
 	}

@@ -80,7 +80,8 @@ func (s *Server) copyPrefix(ctx context.Context, r *api.WarmRequest, prompt *war
 	}
 	blocks := len(prompt.Tokens) / int(size)
 	if blocks == 0 {
-		return nil, api.Errorf(api.CodeMalformed, "the prompt has %d tokens, less than a block of %d", len(prompt.Tokens), size)
+		return nil, api.Errorf(api.CodeMalformed, "the prompt has %d tokens, less than a block of %d",
+			len(prompt.Tokens), size)
 	}
 	prompt.Tokens = prompt.Tokens[:blocks*int(size)]
 	book := &api.BookRequest{RequestID: "warm-" + rand.Text(), Worker: r.Worker, Rank: r.Rank, ExpectedOutputTokens: 1}

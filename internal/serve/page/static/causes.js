@@ -48,6 +48,8 @@ export const causes = {
     "see indexer select --explain", "ask"],
   not_routed: ["the prompt was only asked for; who served it is not known here",
     "route by select, or read the steps up to held", "", true],
+  prefill_failed: ["the request to the prefill worker failed, and the decode worker computed the prompt",
+    "see kvatlas_gateway_prefills_total for the outcome, and gateways.md"],
   not_reported: ["nobody said what the engine reused",
     "send reports: POST /v1/report", "", true],
   evicted_late: ["the chosen worker removed it between the choice and the report",
