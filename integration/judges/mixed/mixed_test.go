@@ -149,7 +149,8 @@ func (s *site) command(version bool, into any, words ...string) string {
 }
 
 // volatile are fields that depend on the moment or the node, and fields that the previous version does not have.
-var volatile = []string{"record", "stale_ms", "age_ms", "seq", "expires_in_ms", "renewed_ms", "age_seconds", "lease"}
+var volatile = []string{"record", "stale_ms", "age_ms", "seq", "expires_in_ms", "renewed_ms", "age_seconds", "lease",
+	"cleared"}
 
 // steady removes the volatile fields from a JSON value. A value under both an old and a new name is removed under the
 // old name.
