@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 __all__ = [
     "AlreadyRegisteredError", "BadTokensError", "BehindError", "BlockSizeMismatchError", "BusyError", "ConflictError",
     "ForbiddenError", "InternalError", "KvatlasError", "MalformedError", "MissingModelError", "NoWorkersError",
-    "NotReadyError", "OverloadedError", "RequestTimeoutError", "TooLargeError", "UnauthorizedError",
-    "UnavailableError", "UnknownModelError", "UnknownOperationError", "UnknownRequestError", "UnknownWorkerError",
-    "WrongContentTypeError", "WrongMethodError", "error_of",
+    "NotReadyError", "OverloadedError", "QuotaExceededError", "RequestTimeoutError", "TooLargeError",
+    "UnauthorizedError", "UnavailableError", "UnknownModelError", "UnknownOperationError", "UnknownRequestError",
+    "UnknownWorkerError", "WrongContentTypeError", "WrongMethodError", "error_of",
 ]
 
 
@@ -20,7 +20,8 @@ class KvatlasError(Exception):
     CODE: ClassVar[str] = ""
 
     def __init__(self, message: str, *, code: str = "", missing: tuple[int, ...] = (),
-                 explanation: Mapping[str, Any] | None = None, queue: Mapping[str, Any] | None = None) -> None:
+                 explanation: Mapping[str, Any] | None = None, queue: Mapping[str, Any] | None = None,
+                 quota: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.code = code or self.CODE
         self.message = message
@@ -30,6 +31,8 @@ class KvatlasError(Exception):
         """Which rule dropped which worker, if the request asked for explanations."""
         self.queue = queue
         """Why the request may not wait, or waits no more."""
+        self.quota = quota
+        """The exceeded quota of the tenant, with the time until a retry in retry_after_ms."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -107,6 +110,10 @@ class OverloadedError(KvatlasError):
     CODE = "overloaded"
 
 
+class QuotaExceededError(KvatlasError):
+    CODE = "quota_exceeded"
+
+
 class InternalError(KvatlasError):
     CODE = "internal"
 
@@ -137,4 +144,4 @@ def error_of(body: Any) -> KvatlasError | None:
         return None
     return _classes.get(code, KvatlasError)(
         str(said.get("message", "")), code=code, missing=tuple(said.get("missing") or ()),
-        explanation=said.get("explanation"), queue=said.get("queue"))
+        explanation=said.get("explanation"), queue=said.get("queue"), quota=said.get("quota"))

@@ -318,3 +318,10 @@ def test_a_choice_without_an_answer_is_freed() -> None:
         asyncio.run(choose())
     assert [op for op, _ in asked] == ["select", "free", "select", "free"]
     assert asked[0][1] == asked[1][1] != asked[2][1] == asked[3][1]
+
+
+def test_quota_exceeded() -> None:
+    error = errors.error_of({"error": {"code": "quota_exceeded", "message": "the tenant has used its tokens",
+                                       "quota": {"tenant": "x-team:batch", "retry_after_ms": 1500}}})
+    assert isinstance(error, errors.QuotaExceededError)
+    assert error.quota == {"tenant": "x-team:batch", "retry_after_ms": 1500}
