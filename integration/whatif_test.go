@@ -20,7 +20,7 @@ import (
 // the reuse of the engines, and the stream and an export give the same report. The engines need no time, so the replay
 // with own choices, which depend on the load, is not compared here but in judges/whatif.
 func TestWhatIf(t *testing.T) {
-	t.Parallel()
+	// not parallel: a client that waits too long repeats its request, and the exact sums have it twice
 	const size, room, workers, requests = harness.BlockSize, 60, 8, 500
 	fleet := harness.StartFleet(t, harness.FleetConfig{Nodes: 3, Workers: workers, Capacity: room,
 		Serve: []string{"--record"}})
@@ -73,7 +73,7 @@ func TestWhatIf(t *testing.T) {
 	}
 	rep := ask("--nats", fleet.NATS, "--since", "1h", "--capacity", "2x", "--workers", "+2")
 	want := float64(reused) / float64(tokens)
-	if math.Abs(rep.Measured.HitRate-want) > 1e-9 || math.Abs(rep.HistoryError.HitRate) > 0.01 {
+	if math.Abs(rep.Measured.HitRate-want) > 1e-9 || math.Abs(rep.HistoryError.HitRate) > 0.02 {
 		t.Errorf("the engines reused %v, measured %v, the replay %v", want, rep.Measured.HitRate, rep.History.HitRate)
 	}
 	if c := rep.Counts; c.Read != requests || c.Replayed != requests || c.Unreported != 0 || rep.Changed == nil ||
