@@ -15,13 +15,13 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Request sends a request with a JSON body, or without a body for GET. A query is repeated after a timeout, because the
-// machine may have been paused.
+// Request sends a request with a JSON body, or without a body for GET. A query is repeated after a timeout or a closed
+// connection, because the machine may have been paused. A server closes a connection without a request after seconds.
 func Request(base, method, path, body string) (status int, reply string, err error) {
 	question := method == "GET" || path == "/v1/find" || strings.HasPrefix(path, "/query")
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
 		status, reply, err = callOnce(base, method, path, body)
-		late := status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
+		late := status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout || errors.Is(err, io.EOF)
 		if !late || !question || time.Now().After(deadline) {
 			return status, reply, err
 		}
