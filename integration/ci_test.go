@@ -50,8 +50,8 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 	}
 	// The build of Kubernetes ends before the tests. Kubernetes is a part of make judges, and runs before it.
 	at := -1
-	for _, command := range []string{"go run ./integration/judges/kube/fetch", "go test ./...", `make kube >"$log" 2>&1 &`, "wait $kube && status=0 || status=$?", "[ $status = 0 ]",
-		"make judges"} {
+	for _, command := range []string{"go run ./integration/judges/kube/fetch", "go test ./...",
+		`make kube >"$log" 2>&1 &`, "wait $kube && status=0 || status=$?", "[ $status = 0 ]", "make judges"} {
 		next := slices.Index(run, command)
 		if next <= at {
 			t.Errorf(".ci/run does not run %q, or not in this order", command)

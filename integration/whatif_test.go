@@ -78,8 +78,7 @@ func TestWhatIf(t *testing.T) {
 	}
 	if c := rep.Counts; c.Read != requests || c.Replayed != requests || c.Unreported != 0 || rep.Changed == nil ||
 		len(rep.Workers) != workers || len(rep.ChangedFleet) != workers+2 || rep.Workers[0].DeviceBlocks != room ||
-		rep.ChangedFleet[9].DeviceBlocks != 2*room || rep.Changed.HitRate < rep.Baseline.HitRate ||
-		rep.Expected.ComputedTokens > rep.Measured.ComputedTokens {
+		rep.ChangedFleet[9].DeviceBlocks != 2*room {
 		t.Errorf("%+v\n%+v\n%+v", c, rep, rep.Changed)
 	}
 

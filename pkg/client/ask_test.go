@@ -481,8 +481,7 @@ func TestHTTP(t *testing.T) {
 		}
 		reply(w, 200, &Answer{Model: "good"})
 	})
-	dead := httptest.NewServer(nil)
-	dead.Close()
+	dead := "http://" + loopback.Reserve(t)
 	held := make(chan struct{})
 	slow := node(func(http.ResponseWriter, *http.Request) { <-held })
 	t.Cleanup(func() { close(held) })
@@ -502,11 +501,11 @@ func TestHTTP(t *testing.T) {
 		why  string
 	}{
 		{"good", []string{good}, "", ""},
-		{"one is dead", []string{dead.URL, good}, "", AgainAbsent},
+		{"one is dead", []string{dead, good}, "", AgainAbsent},
 		{"a node is not ready", []string{refuse(api.CodeNotReady), good}, "", AgainRefused},
 		{"one is slow", []string{slow, good}, "", AgainSlow},
 		{"one breaks off", []string{broken, good}, "", AgainLost},
-		{"all are dead", []string{dead.URL}, api.CodeUnavailable, AgainAbsent},
+		{"all are dead", []string{dead}, api.CodeUnavailable, AgainAbsent},
 		{"none is ready", []string{refuse(api.CodeNotReady)}, api.CodeNotReady, AgainRefused},
 		{"no worker is available", []string{refuse(api.CodeNoWorkers)}, api.CodeNoWorkers, ""},
 		{"busy", []string{refuse(api.CodeBusy)}, api.CodeBusy, ""},

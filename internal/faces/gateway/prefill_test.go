@@ -17,6 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // prefillEngine is a prefill worker of vLLM that records its requests.
@@ -115,8 +116,7 @@ func TestOwnPrefill(t *testing.T) {
 // TestFailedPrefill: without an answer of the prefill worker, the decode worker computes the prompt, and its booking
 // has the tokens. The worker is penalised only for its own failures.
 func TestFailedPrefill(t *testing.T) {
-	closed := httptest.NewServer(nil)
-	closed.Close()
+	closed := "http://" + loopback.Reserve(t)
 	for name, c := range map[string]struct {
 		answer  http.HandlerFunc
 		at      string // in place of a server
@@ -131,7 +131,7 @@ func TestFailedPrefill(t *testing.T) {
 		"no JSON":             {answer: says(200, "x"), outcome: "malformed"},
 		"a list":              {answer: says(200, "[]"), outcome: "malformed"},
 		"a very large answer": {answer: says(200, `"`+strings.Repeat("x", maxPrefillAnswer)+`"`), outcome: "too_large"},
-		"nobody listens":      {at: closed.URL, outcome: "refused", result: "refused"},
+		"nobody listens":      {at: closed, outcome: "refused", result: "refused"},
 		"a cut answer": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "100")
 			_, _ = io.WriteString(w, "{")

@@ -18,6 +18,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/base/dial"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
 // patience bounds every operation that does not hang.
@@ -136,8 +137,7 @@ func TestOutcomes(t *testing.T) {
 			}
 		}
 	}
-	gone := httptest.NewServer(nil)
-	gone.Close()
+	gone := "http://" + loopback.Reserve(t)
 	for _, c := range []struct {
 		source func(url string) Source
 		answer http.HandlerFunc
@@ -164,7 +164,7 @@ func TestOutcomes(t *testing.T) {
 			says: "not valid HTTP"},
 		{answer: status(200, `[{"token_ids":[1]},{"token_ids":[2]}]`), want: Malformed, says: "2 prompts",
 			source: func(url string) Source { return Source{Render: URLs{url}} }},
-		{source: func(string) Source { return Source{Tokenize: URLs{gone.URL}} }, want: Unavailable, says: "refused"},
+		{source: func(string) Source { return Source{Tokenize: URLs{gone}} }, want: Unavailable, says: "refused"},
 		{source: func(string) Source { return Source{Engines: Tokenize} }, want: Unavailable, says: "no worker"},
 		{text: &api.Text{Messages: api.Value(`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]`)},
 			want: Refused, says: "render URL"},
@@ -173,7 +173,7 @@ func TestOutcomes(t *testing.T) {
 		if c.answer != nil {
 			url = serve(t, c.answer)
 		} else {
-			url = gone.URL
+			url = gone
 		}
 		if c.source == nil {
 			c.source = func(url string) Source { return Source{Tokenize: URLs{url}} }
@@ -201,7 +201,7 @@ func TestOutcomes(t *testing.T) {
 			t.Errorf("old problems: %q", p)
 		}
 	}
-	s, observed := service(t, Source{Tokenize: URLs{gone.URL}})
+	s, observed := service(t, Source{Tokenize: URLs{gone}})
 	if _, err := s.Tokenize(t.Context(), "other", chat); OutcomeOf(err) != NoSource {
 		t.Error(err)
 	}
@@ -345,10 +345,9 @@ func TestHedge(t *testing.T) {
 	if n := answers.Load(); n != 10 {
 		t.Errorf("%d answers", n)
 	}
-	gone := httptest.NewServer(nil)
-	gone.Close()
-	s, _ = service(t, Source{Engines: Tokenize, TimeoutMS: int(patience.Milliseconds())}, "tcp://nowhere", gone.URL, ok,
-		gone.URL+"/v1")
+	gone := "http://" + loopback.Reserve(t)
+	s, _ = service(t, Source{Engines: Tokenize, TimeoutMS: int(patience.Milliseconds())}, "tcp://nowhere", gone, ok,
+		gone+"/v1")
 	for i := range 4 {
 		if got, err := s.Tokenize(t.Context(), "m", &api.Text{Prompt: fmt.Sprint(i)}); err != nil || len(got.IDs) != 3 {
 			t.Fatal(got, err)
