@@ -47,8 +47,8 @@ func startDynamo(t *testing.T, args ...string) (base string) {
 }
 
 // TestCompatibleWithDynamo sends the same requests to NVIDIA Dynamo's indexer and to kvatlas's, with the same engine.
-// Statuses and all fields of answers must be equal. docs/compatibility.md and the comments below list the intended
-// differences.
+// Statuses and all fields of answers must be equal. internal/faces/compat/DIFFERENCES.md and the comments below list
+// the intended differences.
 func TestCompatibleWithDynamo(t *testing.T) {
 	dynamo := startDynamo(t)
 	engine := pyenv.StartPublisher(t, pyenv.PublisherOptions{BlockSize: harness.BlockSize})

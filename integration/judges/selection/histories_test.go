@@ -344,7 +344,7 @@ func selectionHistories(t *testing.T, constants map[string]float64) {
 		}
 	}
 	hinted := 0
-	used := map[string]bool{} // an id of a selection is not booked directly later: see docs/compatibility.md
+	used := map[string]bool{} // an id of a selection is not booked directly later: see DIFFERENCES.md
 	for p.steps < 10_000 {
 		prompt := tokens()
 		q := of{"model_name": "m", "token_ids": prompt}

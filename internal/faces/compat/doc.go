@@ -7,5 +7,5 @@
 // /query, /query_by_hash, /overlap_scores and GET /workers, /dump, /health. Depths count tokens; in [OverlapScores]
 // depths count blocks. The numbers of cpu and disk include the tiers above.
 //
-// docs/compatibility.md lists the intended differences. All functions are safe for concurrent use.
+// DIFFERENCES.md lists the intended differences. All functions are safe for concurrent use.
 package compat

@@ -10,6 +10,6 @@
 // the slot tracker as slot-tracker:MODEL:GROUP:NUMBER of the model slot-tracker:MODEL:GROUP. No other name has this
 // prefix.
 //
-// Statuses, fields and most error texts are equal to Dynamo's. docs/compatibility.md lists the intended differences.
+// Statuses, fields and most error texts are equal to Dynamo's. ../DIFFERENCES.md lists the intended differences.
 // All functions are safe for concurrent use.
 package dynamoselect
