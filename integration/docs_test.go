@@ -180,10 +180,10 @@ func TestPagesInOrder(t *testing.T) {
 	}
 }
 
-// TestPromisesHaveTests checks that every test in docs/security.md exists.
+// TestPromisesHaveTests checks that every test of a security promise exists.
 func TestPromisesHaveTests(t *testing.T) {
 	t.Parallel()
-	namedTestsExist(t, "docs/security.md")
+	namedTestsExist(t, "internal/edge/DESIGN.md")
 }
 
 // TestStatesNameTests checks that every test in the table of states exists, and that every state has a test.
