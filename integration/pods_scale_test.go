@@ -17,7 +17,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-var manyPods = flag.Int("pods", 30, "pods of TestManyPods; docs/sizing.md has the figures of 1,000")
+var manyPods = flag.Int("pods", 30, "pods of TestManyPods; docs/measurements/2026-11-scale.md has the figures of 1,000")
 
 // podWorld is an API server with pods, an engine for every pod, and an indexer.
 type podWorld struct {

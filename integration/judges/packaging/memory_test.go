@@ -16,7 +16,7 @@ import (
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 )
 
-// shimResident is the resident memory of a shim under the load of docs/sizing.md, in KiB.
+// shimResident is the resident memory of a shim under the load in docs/measurements/2026-11-scale.md, in KiB.
 const shimResident = 16 << 10
 
 var residentLine = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
