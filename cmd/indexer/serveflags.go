@@ -197,7 +197,7 @@ func choiceRows(s *launch.Process) cli.Flags {
 			"policy for requests without a policy: "+strings.Join(routing.Policies(), ", "),
 			cli.OneOf("is none of "+strings.Join(routing.Policies(), ", "), routing.Policies()...)),
 		cli.Var(&s.RoutingConfig, "routing-config", "",
-			"YAML file with constants of the choice, for example router_temperature: 0.5; see docs/routing-reference.md"),
+			"YAML file with constants of the choice, for example router_temperature: 0.5; see docs/routing-settings.md"),
 		cli.Var(&s.Sources.MinTokens, "kv-source-tokens", 0,
 			"least number of tokens of a prompt that a worker holds beyond the chosen worker, to be the KV source of the choice: "+
 				"the worker from which an engine can fetch blocks (kv_source); 0: choices have no KV source",

@@ -65,13 +65,13 @@ func TestOutputInDocs(t *testing.T) {
 			if math.Abs(sum-numbers[2]) > 0.0005*float64(len(terms)+1) {
 				t.Errorf("the terms of %s sum up to %v, not to its cost %v", fields[0], sum, numbers[2])
 			}
-			if costs[fields[0]] = numbers[2]; strings.HasPrefix(line, "    *") {
+			if costs[fields[0]] = numbers[2]; strings.HasPrefix(line, "*") {
 				chosen = fields[0]
 			}
 		}
 	}
-	if !slices.Equal(columns, terms) || len(costs) != 3 {
-		t.Fatalf("%d candidates with the columns %v, not %v", len(costs), columns, terms)
+	if !slices.Equal(columns, terms) || len(costs) != 3 || chosen == "" {
+		t.Fatalf("%d candidates with the columns %v, not %v; the chosen candidate is %q", len(costs), columns, terms, chosen)
 	}
 	for worker, cost := range costs {
 		if cost < costs[chosen] {
@@ -87,10 +87,9 @@ func TestOutputInDocs(t *testing.T) {
 	}
 }
 
-// TestExampleInDocs computes the example of docs/routing-reference.md from its first table and compares the rest with
-// it.
-func TestExampleInDocs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/routing-reference.md")
+// TestExampleInDesign computes the example of DESIGN.md from its first table and compares the rest with it.
+func TestExampleInDesign(t *testing.T) {
+	page, err := os.ReadFile("DESIGN.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,9 +163,9 @@ func TestExampleInDocs(t *testing.T) {
 	}
 }
 
-// TestSettingsInDocs: the page's table has all settings with their defaults.
+// TestSettingsInDocs checks that the table of docs/routing-settings.md has all settings with their defaults.
 func TestSettingsInDocs(t *testing.T) {
-	page, err := os.ReadFile("../../docs/routing-reference.md")
+	page, err := os.ReadFile("../../docs/routing-settings.md")
 	if err != nil {
 		t.Fatal(err)
 	}

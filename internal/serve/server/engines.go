@@ -218,7 +218,7 @@ func (e *engines) unread(subject string, err error) {
 	now, last := time.Now().UnixNano(), e.warned.Load()
 	if now-last > int64(time.Minute) && e.warned.CompareAndSwap(last, now) {
 		e.log.Warn("a shim's report cannot be read and is skipped", "subject", subject, "error", err, "what_to_do",
-			"see docs/routing-reference.md for the form of loads; end the upgrade if shims and nodes are of different versions")
+			"see docs/routing-bookings.md for the form of loads; end the upgrade if shims and nodes are of different versions")
 	}
 }
 
