@@ -120,9 +120,8 @@ func TestDoctorFindsFaults(t *testing.T) {
 	if stages.Wait(); t.Failed() {
 		return
 	}
-	_, faults := doctorPage(t)
-	for _, name := range faults {
-		id := doctor.Fault(name)
+	for _, f := range doctor.Faults() {
+		id := f.ID
 		if why, excused := unstaged[id]; excused == s.all[id] {
 			t.Errorf("%s: provoked %v, excused %q", id, s.all[id], why)
 		}

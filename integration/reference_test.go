@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -15,14 +16,15 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/operate/doctor"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 //go:generate go test -run TestReferencePages -update .
 
-// TestReferencePages compares docs/reference.md with the code: commands, settings, subjects, paths, error codes and
-// exit statuses. -update rewrites the page.
+// TestReferencePages compares docs/reference.md with the code: commands, settings, subjects, paths, error codes, exit
+// statuses and findings. -update rewrites the page.
 func TestReferencePages(t *testing.T) {
 	t.Parallel()
 	const page = "../docs/reference.md"
@@ -51,6 +53,7 @@ Made from the code by ` + "`go generate ./integration`" + `: do not edit it.
 - [Settings](#settings)
 - [indexer](#indexer-and-its-commands), [worker-shim](#worker-shim-and-its-commands)
 - [Exit statuses](#exit-statuses)
+- [Findings of indexer doctor](#findings-of-indexer-doctor)
 - [NATS](#nats)
 - [HTTP](#http)
 - [Error codes](#error-codes)
@@ -78,6 +81,12 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 	b.WriteString("\n## Exit statuses\n\n| status | what it means |\n|---|---|\n")
 	for status, meaning := range cli.Statuses {
 		fmt.Fprintf(&b, "| %d | %s |\n", status, meaning)
+	}
+
+	b.WriteString("\n## Findings of indexer doctor\n\n`id` in `indexer doctor --json`. [doctor.md](doctor.md) explains the " +
+		"report.\n\n| id | severity | meaning |\n|---|---|---|\n")
+	for _, f := range doctor.Faults() {
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.ID, cmp.Or(f.Severity, "either"), escape(f.Meaning))
 	}
 
 	b.WriteString("\n## NATS\n\n`<ns>` is a namespace, `<p>` a partition; the other names are tokens in which bytes other " +
