@@ -143,7 +143,7 @@ export function show(place) {
     l.fill.className = calm ? "f-lost" : "f-mend";
     l.who = el("p", { class: "who" });
     l.item = el("li", { "data-cause": name }, el("details", {}, el("summary", { class: "line" }, l.parts), el("div", { class: "remedy" },
-      el("p", {}, "Lost since " + why + "."), l.who, remedy && el("p", {}, el("strong", {}, "What to do: "), remedy + "."),
+      el("p", {}, "Reason: " + why + "."), l.who, remedy && el("p", {}, el("strong", {}, "Remedy: "), remedy + "."),
       view && el("a", { href: "#/" + view }, views[view]))));
     return l;
   }
