@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -24,7 +25,7 @@ func overlapsOf(random *rand.Rand, n int) []Overlap {
 
 func TestSortOverlaps(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
-	for range 3000 {
+	for range testkit.Rounds(3000) {
 		list := overlapsOf(random, random.IntN(200))
 		other := random.IntN(4) == 0
 		for i := range list {

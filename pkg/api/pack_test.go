@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -190,7 +191,7 @@ func same[T any](t *testing.T, v *T, plain bool, hand func([]byte, *T) bool) {
 func unpackedQuery(data []byte, q *Query) bool { return unpackQuery(data, q, ignoreUnknown) }
 
 func TestPackedAsByReflection(t *testing.T) {
-	seeds := uint64(1000)
+	seeds := uint64(testkit.Rounds(1000))
 	if testing.Short() {
 		seeds = 200
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/ops"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -35,7 +36,7 @@ var oddFloats = []float64{0, math.Copysign(0, -1), 1, -1.5, 1e-6, 9.99e-7, 1e21,
 	math.SmallestNonzeroFloat64, math.Inf(1), math.NaN()}
 
 func TestJSONAsByReflection(t *testing.T) {
-	seeds := uint64(500)
+	seeds := uint64(testkit.Rounds(500))
 	if testing.Short() {
 		seeds = 100
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // store returns the map of a stored event with the usual fields; the arguments override or add fields.
@@ -57,6 +58,7 @@ func TestUnnamedAdapters(t *testing.T) {
 
 // Later events lack the salt; a prompt's blocks are still hashed with the salt.
 func TestSaltIsInherited(t *testing.T) {
+	testkit.Sequential(t)
 	d := mustDecoder(t, VLLM, 4)
 	salted := Space{Salt: "tenant-a", LoRA: "adapter-a"}
 	tokens := count(0, 16)
@@ -298,6 +300,7 @@ func TestParentZero(t *testing.T) {
 }
 
 func TestDecodeLimits(t *testing.T) {
+	testkit.Sequential(t)
 	d := mustDecoder(t, VLLM, 1)
 	tooMany := make([]uint32, maxEventTokens+1)
 	blocks := make([]any, maxEventTokens+1)

@@ -92,6 +92,7 @@ func TestPartsTwin(t *testing.T) {
 // TestLongRemovalsInParts: a removed event of very many names has the same result in parts, with unreadable names, and
 // with the type before or after the names.
 func TestLongRemovalsInParts(t *testing.T) {
+	testkit.Sequential(t)
 	const n = maxEventTokens + 3*MaxBlocksPerEvent + 5
 	head := binary.BigEndian.AppendUint32([]byte{0xdd}, n)
 	names := append(head, bytes.Repeat([]byte{0xcd, 1, 2}, n)...)
@@ -164,6 +165,7 @@ func hostile(bytesOf int) map[string][]byte {
 // TestPartsAreBounded: the parts of a message with very many elements of any kind need little memory. Decoded at once,
 // a message of clears needs 40 times its size.
 func TestPartsAreBounded(t *testing.T) {
+	testkit.Sequential(t)
 	const size, most, mostAllocated = 8 << 20, 24 << 20, 96 << 20
 	for name, payload := range hostile(size) {
 		t.Run(name, func(t *testing.T) {

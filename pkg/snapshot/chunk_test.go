@@ -8,6 +8,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -57,6 +58,7 @@ func TestChunkErrors(t *testing.T) {
 
 // TestLongRun: runs of any length and the holdings fit into chunks.
 func TestLongRun(t *testing.T) {
+	testkit.Sequential(t)
 	const n = 2*pieceBlocks + 17
 	long := events.Run{ID: 9, Space: 1, Parent: events.NoRun, Offset: 0}
 	var whole, sparse, holes events.Holding

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -193,6 +194,7 @@ func TestBytesAreTheSame(t *testing.T) {
 
 // TestEveryByteCounts: the reader detects a change of any byte, and restores the older generation.
 func TestEveryByteCounts(t *testing.T) {
+	testkit.Sequential(t)
 	s := goldens[1].store(t)
 	want := goldenImage().text()
 	whole, _ := s.read(t)

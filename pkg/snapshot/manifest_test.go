@@ -10,6 +10,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -129,6 +130,7 @@ func TestManifestErrors(t *testing.T) {
 
 // TestManyRanks: with many ranks the manifest stays short, and FindRank needs a single fetch.
 func TestManyRanks(t *testing.T) {
+	testkit.Sequential(t)
 	const workers = 1000
 	im := new(image)
 	for i := range workers {

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -188,6 +189,7 @@ func (w *world) check(t *rapid.T, damaged int) {
 // TestModel: two or three writers die or overtake each other at any step. A generation with the log after it always
 // exists.
 func TestModel(t *testing.T) {
+	testkit.Sequential(t)
 	wrote, fenced, deleted, purged := 0, 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{values: map[string][]byte{}, first: 1, epoch: epoch, truth: map[events.StreamSeq]string{}}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -32,6 +33,7 @@ func TestSize(t *testing.T) {
 
 // TestNothingChanged: the Writer does not write unchanged chunks again.
 func TestNothingChanged(t *testing.T) {
+	testkit.Sequential(t)
 	for name, c := range map[string]*synth{"conversations": conversations(16, 6000),
 		"shared by all": sharedByAll(64, 101, 310), "holey": holey(16, 3000)} {
 		c.addTombstones(500)
@@ -59,6 +61,7 @@ func TestNothingChanged(t *testing.T) {
 
 // TestRankChanged: a moved cursor writes no chunk, and new tombstones write only the rank's own chunks.
 func TestRankChanged(t *testing.T) {
+	testkit.Sequential(t)
 	c := conversations(64, 6000)
 	c.addTombstones(2000)
 	s := newStore()
@@ -123,6 +126,7 @@ func TestRunChanged(t *testing.T) {
 
 // TestWorkerChanged: if one of 64 workers changes, less than a tenth of the bytes is new.
 func TestWorkerChanged(t *testing.T) {
+	testkit.Sequential(t)
 	c := conversations(64, 6000)
 	c.addTombstones(200)
 	s := newStore()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -22,7 +23,7 @@ func TestTableIsItsTwin(t *testing.T) {
 	if testing.Short() {
 		histories = 20
 	}
-	for h := range histories {
+	for h := range testkit.Rounds(histories) {
 		seed := *seedFlag*1000 + uint64(h)
 		if err := history(rand.New(rand.NewPCG(seed, 7)), steps); err != nil {
 			t.Fatalf("seed %d, history %d: %v", *seedFlag, h, err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -99,7 +100,7 @@ func TestTwin(t *testing.T) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("seed %d", seed)
-	for round := range 60 {
+	for round := range testkit.Rounds(60) {
 		rng := rand.New(rand.NewPCG(seed, uint64(round)))
 		halved := 0
 		trie := Trie[int]{Copies: round%2 == 0, Halved: func(head, tail *Node[int]) {

@@ -162,6 +162,7 @@ func TestLoopsOver(t *testing.T) {
 
 // TestLarge parses templates near the size limit. A quadratic algorithm would need minutes.
 func TestLarge(t *testing.T) {
+	testkit.Sequential(t)
 	var chain strings.Builder // from the end to the beginning
 	for i := 35000; i > 0; i-- {
 		fmt.Fprintf(&chain, "{%% set a%d = a%d %%}\n", i, i-1)

@@ -292,6 +292,7 @@ func TestOperatorsCount(t *testing.T) {
 // TestParse parses the largest templates of requests, in the most expensive forms. Parsing and inspection end
 // within a time proportional to the size, and when the context is done.
 func TestParse(t *testing.T) {
+	testkit.Sequential(t)
 	const templateBytes = 64 << 10 // bound on the template of a request
 	fill := func(begin, middle, end string) string {
 		return begin + strings.Repeat(middle, (templateBytes-len(begin)-len(end))/len(middle)) + end
@@ -340,6 +341,7 @@ func TestSearchIsBounded(t *testing.T) {
 // TestTextsAreCounted finds builtins that read texts without counting: only text.go may range over a text, or use the
 // packages for texts. It also finds calls of builtins outside of invoke.
 func TestTextsAreCounted(t *testing.T) {
+	testkit.Sequential(t)
 	files := gotoken.NewFileSet()
 	uncounted := map[string]bool{"strings": true, "bytes": true, "unicode": true, "unicode/utf8": true, "regexp": true,
 		"sort": true}
@@ -400,7 +402,7 @@ func TestTextFunctions(t *testing.T) {
 		}
 		return b.String()
 	}
-	for range 300 {
+	for range testkit.Rounds(300) {
 		r := &run{ctx: t.Context()}
 		s := random(rng.IntN(3 * pieceBytes))
 		points := []rune(s)
