@@ -77,10 +77,8 @@ func (s *Selector) Choose(r *Request, candidates []Candidate, rng *rand.Rand, sc
 	v := scratch.begin(r, s.config.With(&r.Overrides), candidates)
 	v.prefill = s.policy.Prefill
 	defer scratch.end()
-	for i := range candidates {
-		if candidates[i].Worker == nil {
-			return Choice{}, refuse(BadRequest, "candidate %d has no worker", i)
-		}
+	if v.workerless >= 0 {
+		return Choice{}, refuse(BadRequest, "candidate %d has no worker", v.workerless)
 	}
 	if r.Pin != nil && r.Allowed != nil && !slices.Contains(r.Allowed, r.Pin.Worker) {
 		return Choice{}, refuse(PinNotAllowed, "worker %q is pinned and is not in allowed_worker_ids", r.Pin.Worker)
@@ -157,15 +155,24 @@ func (s *Scratch) begin(r *Request, config Config, candidates []Candidate) *View
 	s.why = grown(s.why, len(candidates))
 	s.dropped = s.dropped[:0]
 	s.view = View{Request: r, Config: config, candidates: candidates, kept: s.kept, why: s.why, untiered: true,
-		scratch: s}
+		workerless: -1, scratch: s}
 	v := &s.view
+	depths := uint32(0)
 	for i := range candidates {
 		c := &candidates[i]
 		v.kept[i] = i
-		if c.Device|c.Host|c.Disk != 0 {
-			v.untiered = false
+		depths |= c.Device | c.Host | c.Disk
+		w := c.Worker
+		if w == nil {
+			if v.workerless < 0 {
+				v.workerless = i
+			}
+			continue
 		}
+		v.penalised = v.penalised || c.Penalty != nil
+		v.unfit = v.unfit || w.unschedulable() || !w.Role.In(r.Role)
 	}
+	v.untiered = depths == 0
 	s.beyond = grown(s.beyond, len(r.Shared))
 	sum := uint32(0)
 	for i := len(r.Shared) - 1; i >= 0; i-- {

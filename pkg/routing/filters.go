@@ -37,6 +37,9 @@ var eligibility = []Filter{
 
 // filterPenalty drops penalised candidates if others remain.
 func filterPenalty(v *View) {
+	if !v.penalised {
+		return
+	}
 	penalised := 0
 	for i := range v.Len() {
 		if v.At(i).Penalty != nil {
@@ -158,6 +161,9 @@ func filterEndpoints(v *View) {
 }
 
 func filterRole(v *View) {
+	if !v.unfit {
+		return
+	}
 	role := v.Request.Role
 	for i := range v.Len() {
 		of := v.At(i).Worker.Role
@@ -173,9 +179,12 @@ func filterRole(v *View) {
 }
 
 func filterState(v *View) {
+	if !v.unfit {
+		return
+	}
 	for i := range v.Len() {
 		w := v.At(i).Worker
-		if w.State == Schedulable || w.State == "" {
+		if !w.unschedulable() {
 			continue
 		}
 		why := "is not schedulable"

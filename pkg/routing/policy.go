@@ -139,6 +139,9 @@ type View struct {
 	why        []string  // of kept, during a filter: the reason of the drop, or ""
 	drops      int       // number of reasons in why
 	untiered   bool      // no candidate has a depth of a tier, so Candidate.Overlap counts
+	workerless int       // index of the first candidate without a worker; -1: none
+	unfit      bool      // a candidate has another role or state, so the filters for these have an effect
+	penalised  bool      // a candidate has a penalty
 	beyond     []uint32  // of Request.Shared: blocks in this range and those after it
 	terms      []Terms   // of kept, if the request asks for an explanation and the policy has DynamoCost
 	crowd      crowd     // these two are of the policy kvatlas

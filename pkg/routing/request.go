@@ -62,6 +62,9 @@ type Worker struct {
 	MaxNumBatchedTokens uint64 // 0: unknown
 }
 
+// unschedulable reports whether the worker's state excludes it from all choices.
+func (w *Worker) unschedulable() bool { return w.State != Schedulable && w.State != "" }
+
 // PrefillCapacity returns the tokens of prefill for which a rank of w has room: MaxNumBatchedTokens, or 10,000,000.
 func (w *Worker) PrefillCapacity() uint64 {
 	if w.MaxNumBatchedTokens == 0 {

@@ -69,19 +69,22 @@ func (of *candidates) observe(a *api.Answer, list []routing.Candidate) {
 	routing.Longest(list, func(i int, alone bool) { m.ranks[i].unique.Longest(alone) })
 }
 
-// remember writes the memories of candidates into list. The rates in list must be set. The memories are calculated once
-// in memoryLife.
+// remember calculates the memories once in memoryLife, and writes new ones into list. The rates in list must be set.
 func (of *candidates) remember(t *load.Table, now time.Duration, list []routing.Candidate) {
 	m := &of.memories
-	if m.mu.TryLock() {
-		if len(m.ranks) > 0 && now >= m.due {
-			m.due = now + memoryLife
-			m.shown.Store(of.calculate(t, list))
-		}
-		m.mu.Unlock()
+	if !m.mu.TryLock() {
+		return
 	}
-	if shown := m.shown.Load(); shown != nil {
-		for i := range list {
+	defer m.mu.Unlock()
+	if len(m.ranks) == 0 || now < m.due {
+		return
+	}
+	m.due = now + memoryLife
+	shown := of.calculate(t, list)
+	m.shown.Store(shown)
+	for i := range list {
+		list[i].Memory = nil
+		if shown != nil {
 			list[i].Memory = (*shown)[i]
 		}
 	}

@@ -500,60 +500,65 @@ func table(model string) load.Model { return load.Model{Name: model} }
 
 // weigh writes the candidates' loads.
 func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
-	blocks := uint64(len(x.seq))
-	for i := range x.list {
-		x.list[i].NewBlocks, x.list[i].Busy = blocks, routing.PriorBusy
-	}
 	seq := x.seq
 	if !reuse {
 		seq = nil // without reuse, its blocks are its own
 	}
-	s.cfg.Loads.Read(table(model), func(t *load.Table) {
-		at := of.rowsOf(t, &of.rows)
-		x.add(t, at, seq)
-		now := s.cfg.Loads.Now()
-		x.measured(t, at, now)
+	booked := s.cfg.Loads.Read(table(model), func(t *load.Table) {
+		at, now := of.rowsOf(t, &of.rows), s.cfg.Loads.Now()
+		var fleet routing.Pace
+		for i, at := range at {
+			if at >= 0 {
+				pace, _ := t.Pace(i, now)
+				fleet.Add(pace)
+			}
+		}
+		prior := fleet.Rate(0)
+		x.start(prior, fleet.Life(), of.memories.shown.Load())
+		x.depths = t.Depths(x.depths, seq)
+		for i, at := range at {
+			if at >= 0 {
+				c := &x.list[at]
+				x.add(c, t, i)
+				pace, working := t.Pace(i, now)
+				c.WorkingMS, c.Busy, c.PrefillRate = working, pace.Busy(), pace.Rate(prior)
+			}
+		}
 		of.remember(t, now, x.list)
 	})
-	s.cfg.Loads.ReadForeign(table(model), func(t *load.Table) { x.add(t, of.rowsOf(t, &of.foreign), seq) })
+	if !booked {
+		x.start(0, 0, nil)
+	}
+	s.cfg.Loads.ReadForeign(table(model), func(t *load.Table) {
+		x.depths = t.Depths(x.depths, seq)
+		for i, at := range of.rowsOf(t, &of.foreign) {
+			if at >= 0 {
+				x.add(&x.list[at], t, i)
+			}
+		}
+	})
 }
 
-// measured writes into the candidates how fast they prefill. at is where the table's rows are in the list.
-func (x *scratch) measured(t *load.Table, at []int32, now time.Duration) {
-	var fleet routing.Pace
-	for i, at := range at {
-		if at >= 0 {
-			pace, working := t.Pace(i, now)
-			x.list[at].WorkingMS, x.list[at].Busy = working, pace.Busy()
-			fleet.Add(pace)
-		}
-	}
-	prior, life := fleet.Rate(0), fleet.Life()
+// start writes the load of idle candidates: all blocks of the prompt are new. memories may be nil. One pass over the
+// candidates writes all fields, because the candidates exceed the processor's first cache.
+func (x *scratch) start(rate, life float64, memories *[]*routing.Memory) {
+	blocks := uint64(len(x.seq))
 	for i := range x.list {
-		x.list[i].PrefillRate, x.list[i].LifeMS = prior, life
-	}
-	for i, at := range at {
-		if at >= 0 {
-			pace, _ := t.Pace(i, now)
-			x.list[at].PrefillRate = pace.Rate(prior)
+		c := &x.list[i]
+		c.NewBlocks, c.Busy, c.PrefillRate, c.LifeMS = blocks, routing.PriorBusy, rate, life
+		if memories != nil {
+			c.Memory = (*memories)[i]
 		}
 	}
 }
 
-// add adds a table's loads to the candidates. at is where its rows are in the list. Blocks that requests of two tables
-// share count twice.
-func (x *scratch) add(t *load.Table, at []int32, seq []events.SeqHash) {
-	x.depths = t.Depths(x.depths, seq)
-	rows, blocks := t.Rows(), uint64(len(x.seq))
-	for i, at := range at {
-		if at < 0 {
-			continue
-		}
-		l, c := &rows[i], &x.list[at]
-		c.ActivePrefillTokens += uint64(l.PrefillTokens)
-		c.ActiveBlocks += uint64(l.Blocks)
-		c.ActiveRequests += uint64(l.Requests)
-		c.PrefillRequests += uint64(l.Prefilling)
-		c.NewBlocks = min(c.NewBlocks, blocks-uint64(x.depths[i]))
-	}
+// add adds the load of a table's row to its candidate. x.depths has the depths of the table. Blocks that requests of
+// two tables share count twice.
+func (x *scratch) add(c *routing.Candidate, t *load.Table, row int) {
+	l := &t.Rows()[row]
+	c.ActivePrefillTokens += uint64(l.PrefillTokens)
+	c.ActiveBlocks += uint64(l.Blocks)
+	c.ActiveRequests += uint64(l.Requests)
+	c.PrefillRequests += uint64(l.Prefilling)
+	c.NewBlocks = min(c.NewBlocks, uint64(len(x.seq))-uint64(x.depths[row]))
 }
