@@ -46,6 +46,34 @@ func hitRate(list []routedPrompt, counted, size int, of func(events.WorkerID) ev
 	return float64(hits) / float64(all)
 }
 
+// scrapeCurve waits until the metrics of the first node have a tier of the model's curve, and checks that the other
+// nodes have none.
+func scrapeCurve(t *testing.T, fleet *harness.Fleet, tier *api.CapacityTier) {
+	t.Helper()
+	var want []string
+	for name, value := range map[string]float64{"hit_ratio": tier.Share, "doubled_gain_ratio": tier.Doubled,
+		"last_loss_ratio": tier.Last} {
+		want = append(want, fmt.Sprintf("kvatlas_capacity_%s{model=\"m\",tier=%q} %v\n", name, tier.Tier, value))
+	}
+	scrape := func(node *harness.Indexer) string {
+		_, text, err := harness.Request(node.HTTP, http.MethodGet, "/metrics", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	harness.Eventually(t, "the first node has the curve in its metrics", func() (bool, string) {
+		text := scrape(fleet.Nodes[0])
+		return !slices.ContainsFunc(want, func(line string) bool { return !strings.Contains(text, line) }),
+			fmt.Sprint(want, text)
+	})
+	for _, node := range fleet.Nodes[1:] {
+		if strings.Contains(scrape(node), "kvatlas_capacity_") {
+			t.Error("another node has the curve in its metrics")
+		}
+	}
+}
+
 // TestCapacity sends requests to three nodes with eight engines in turn. Every node's curves are the hit rates of
 // simulated caches with the requests of all nodes.
 func TestCapacity(t *testing.T) {
@@ -124,6 +152,11 @@ func TestCapacity(t *testing.T) {
 			t.Errorf("node %d: the device memory hits %v, but the engines reused %v", i, got.Tiers[0].Share, want)
 		}
 	}
+	got, err := asks[0].Capacity(ctx, &api.CapacityRequest{Model: "m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	scrapeCurve(t, fleet, &got.Tiers[0])
 	out := harness.Run(t, "indexer", "capacity", "--nats", fleet.NATS, "--model", "m")
 	if out.Code != 0 || !strings.Contains(out.Stdout, "doubling device memory adds ") ||
 		!strings.Contains(out.Stdout, "AS ROUTED") {

@@ -73,7 +73,7 @@ func holdPage(t *testing.T, heading, want string) {
 func TestPage(t *testing.T) {
 	scrape := everything(t)
 	var source []byte
-	for _, file := range []string{"metrics.go", "queries.go"} {
+	for _, file := range []string{"metrics.go", "queries.go", "curves.go"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

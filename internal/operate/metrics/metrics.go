@@ -30,6 +30,8 @@ type Figures struct {
 	Loads  []WorkerLoad // an entry per rank with requests, and an entry without a worker per model
 
 	Spans map[string]uint64 // trace spans by outcome; nil without tracing
+
+	Curves map[string][]api.CapacityTier // tiers of the capacity curve of each model
 }
 
 // EventCount counts events of one class.
@@ -93,6 +95,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	to.applied(f)
 	to.loads(f.Loads, c.Workers)
 	to.spans(f.Spans)
+	to.curves(f.Curves)
 	to.send(ch)
 }
 

@@ -190,6 +190,7 @@ func full() *Figures {
 			Store: api.Usage{Limit: 1},
 		},
 		Events: make([]EventCount, 1), Loads: []WorkerLoad{{Worker: "w"}}, Spans: map[string]uint64{"sent": 1},
+		Curves: map[string][]api.CapacityTier{"m": make([]api.CapacityTier, 1)},
 	}
 }
 
@@ -218,6 +219,26 @@ func everything(t *testing.T) string {
 	q.Tokenized("m", "local", "ok", 1)
 	q.TextChecked("m", "same")
 	return get(t, handler)
+}
+
+// TestCurves: each tier of a model's capacity curve has its shares.
+func TestCurves(t *testing.T) {
+	text := scrape(t, Config{Figures: func() *Figures {
+		return &Figures{Status: &api.Status{}, Curves: map[string][]api.CapacityTier{
+			"a": {{Tier: "device", Share: 0.5, Doubled: 0.25, Last: 0.125}, {Tier: "host", Share: 0.75}},
+			"b": {{Tier: "device", Share: 0.625}},
+		}}
+	}})
+	for _, want := range []string{
+		`kvatlas_capacity_hit_ratio{model="a",tier="device"} 0.5`, `kvatlas_capacity_hit_ratio{model="a",tier="host"} 0.75`,
+		`kvatlas_capacity_hit_ratio{model="b",tier="device"} 0.625`,
+		`kvatlas_capacity_doubled_gain_ratio{model="a",tier="device"} 0.25`,
+		`kvatlas_capacity_last_loss_ratio{model="a",tier="device"} 0.125`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("missing: %s", want)
+		}
+	}
 }
 
 // TestLint: Prometheus' own linter has no objections.

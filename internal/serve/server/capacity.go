@@ -23,6 +23,28 @@ func (s *Server) newCapacity() *capacity.Tracker {
 	}})
 }
 
+// newBoard returns the capacity curves for metrics, or nil without samples. Only the node with the first name computes
+// curves, because a curve needs the samples of all nodes.
+func (s *Server) newBoard() *capacity.Board {
+	if s.capacity == nil {
+		return nil
+	}
+	return capacity.NewBoard(capacity.BoardConfig{
+		Models: func() (models []string) {
+			if !s.firstNode() {
+				return nil
+			}
+			for _, p := range s.registry.Pools() {
+				models = append(models, p.Model)
+			}
+			return models
+		},
+		Compute: func(ctx context.Context, model string) (*api.Capacity, error) {
+			return s.Capacity(ctx, &api.CapacityRequest{Model: model})
+		},
+	})
+}
+
 // requestedHook returns the function that samples the blocks of requests; nil if sampling is off.
 func (s *Server) requestedHook() func(*funnel.Request, []funnel.Name) {
 	if s.capacity == nil {

@@ -131,6 +131,9 @@ func (s *Server) nodes() []string {
 	return names
 }
 
+// firstNode reports whether this node has the first name of all nodes, and so the work of a single node.
+func (s *Server) firstNode() bool { return s.nodes()[0] == s.ID }
+
 // peers is the transport of a scatter, which sends requests to nodes by name.
 type peers struct {
 	*rpc.Pool

@@ -10,7 +10,7 @@ import (
 func (s *Server) figures() *metrics.Figures {
 	status, applied := s.node.Recent()
 	f := &metrics.Figures{Status: s.complete(status), Ages: ages(&applied.Ages), Loads: s.workerLoads(),
-		Spans: s.Tracer.Counts()}
+		Spans: s.Tracer.Counts(), Curves: s.curves.Tiers()}
 	for class, n := range applied.Events {
 		f.Events = append(f.Events, metrics.EventCount{Source: class.Source, Event: class.Kind.String(),
 			Tier: class.Tier.String(), Count: n})

@@ -183,6 +183,7 @@ type Server struct {
 
 	funnel   *funnel.Tracker
 	capacity *capacity.Tracker // nil: no samples are stored
+	curves   *capacity.Board   // for metrics; nil: as capacity
 
 	hots    *hots          // nil: prefixes are not counted
 	tenants *tenants.Names // nil: requests are not attributed
@@ -236,6 +237,7 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.capacity = s.newCapacity()
+	s.curves = s.newBoard()
 	s.funnel = s.newFunnel()
 	s.node = s.newNode(st)
 	s.registry.RequireClaims(st.claimsRequired)
@@ -437,6 +439,9 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 	}
 	if s.hots != nil && s.Hot.PerMinute > 0 {
 		run = append(run, s.warmUp)
+	}
+	if s.curves != nil {
+		run = append(run, s.curves.Run)
 	}
 	if s.quotas != nil {
 		run = append(run, s.exchangeCharges)

@@ -195,7 +195,7 @@ func (s *Server) warmUp(ctx context.Context) {
 		case hash := <-ended:
 			s.hots.planner.Done(hash)
 		case <-look.C:
-			if names := s.nodes(); len(names) == 0 || slices.Min(names) == s.ID {
+			if s.firstNode() {
 				s.startCopies(ctx, &under, ended)
 			}
 		}

@@ -1,0 +1,20 @@
+package metrics
+
+import "github.com/kvatlas/kvatlas/pkg/api"
+
+// curves adds the metrics of capacity curves.
+func (to emitter) curves(of map[string][]api.CapacityTier) {
+	for model, tiers := range of {
+		for i := range tiers {
+			t := &tiers[i]
+			labels := []string{"model", model, "tier", t.Tier}
+			to.gauge("kvatlas_capacity_hit_ratio", "Hit rate of prompts in this tier and the tiers before it, by reuse "+
+				"distances of sampled blocks. Only on the node with the first name, while all nodes have samples.",
+				t.Share, labels...)
+			to.gauge("kvatlas_capacity_doubled_gain_ratio", "Gain of the hit rate of all tiers if this tier had twice the "+
+				"size; a lower bound while requests have few different blocks.", t.Doubled, labels...)
+			to.gauge("kvatlas_capacity_last_loss_ratio", "Loss of the hit rate of all tiers if this tier lacked 30 % of its "+
+				"size.", t.Last, labels...)
+		}
+	}
+}
