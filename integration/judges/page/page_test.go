@@ -19,6 +19,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
+	"github.com/kvatlas/kvatlas/tools/whatif"
 )
 
 var pictures = flag.Bool("pictures", false, "write docs/pictures anew")
@@ -36,9 +37,10 @@ var views = []struct{ name, there string }{
 	{"funnel", "document.querySelector('.funnel')?.dataset.requests > 0"},
 	{"cluster", "document.querySelectorAll('#partitions tbody tr').length === 8"},
 	{"ask", asking},
+	{"whatif", "document.getElementById('whatif-file')"},
 }
 
-// show opens a view and waits for the data. For ask, show sends a prompt.
+// show opens a view and waits for the data. For ask, show sends a prompt, and for whatif, it opens a report.
 func (b *browser) show(w *world, view string) {
 	b.Helper()
 	b.view(view)
@@ -47,8 +49,12 @@ func (b *browser) show(w *world, view string) {
 			b.await(v.there)
 		}
 	}
-	if view == "ask" {
+	switch view {
+	case "ask":
 		b.ask(w.tiered)
+	case "whatif":
+		b.open(w.report)
+		b.await("document.getElementById('whatif-plot').dataset.bars == 8")
 	}
 }
 
@@ -635,6 +641,7 @@ func TestToken(t *testing.T) {
 func TestLooks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	_, w.report = predicted(t, whatif.Changes{Workers: 2})
 	drain := map[string]any{"drain": true, "why": "the host is repaired"}
 	if err := harness.HTTPDo(w.nodes[0], "PATCH", "/v1/workers/gpu-2", drain, &api.Worker{}); err != nil {
 		t.Fatal(err)

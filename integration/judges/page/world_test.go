@@ -30,6 +30,7 @@ type world struct {
 	// the common prefix of all prompts, and a prompt of the workers with all tiers
 	system, tiered []uint32
 	evicted        []uint32 // a prompt that a worker held earlier
+	report         string   // a file with a report of indexer what-if, for TestLooks
 }
 
 func newWorld(t *testing.T) *world {

@@ -6,8 +6,9 @@ import * as cluster from "./cluster.js";
 import * as prefixes from "./prefixes.js";
 import * as funnel from "./funnel.js";
 import * as ask from "./ask.js";
+import * as whatif from "./whatif.js";
 
-const views = { fleet, prefixes, funnel, ask, cluster };
+const views = { fleet, prefixes, funnel, ask, whatif, cluster };
 const place = document.getElementById("view");
 let leave = null; // ends the view that is shown
 
