@@ -61,15 +61,16 @@ func (a *announcedSessions) holding(worker events.WorkerID, session string) (h a
 }
 
 // TestSessionBlocks sends requests of sessions to three nodes with eight engines that announce sessions and evict
-// blocks. Every node lists the blocks of each session on each worker, as the engines have announced them. The session
-// of an engine without announced sessions is not known.
+// blocks. Every node lists the blocks of each session on each worker, as the engines have announced them, also after a
+// restart. The session of an engine without announced sessions is not known.
 func TestSessionBlocks(t *testing.T) {
 	t.Parallel()
 	const size, room, workers, sessions = harness.BlockSize, 60, 8, 24
 	nats := harness.StartNATS(t)
 	var asks []*client.Client
-	for i := range 3 {
-		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "6",
+	var nodes []*harness.Process
+	startNode := func(name string) *client.Client {
+		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", name, "--partitions", "6",
 			"--replication", "2", "--http-listen", "127.0.0.1:0")
 		http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
@@ -77,7 +78,11 @@ func TestSessionBlocks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		asks = append(asks, c)
+		nodes = append(nodes, x)
+		return c
+	}
+	for i := range 3 {
+		asks = append(asks, startNode(fmt.Sprint("n", i)))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
@@ -127,6 +132,7 @@ func TestSessionBlocks(t *testing.T) {
 		}
 	}
 	partly := 0
+	answers := map[string][]api.SessionHolding{}
 	for n := range sessions {
 		id := fmt.Sprint("chat-", n)
 		var want []api.SessionHolding
@@ -141,10 +147,11 @@ func TestSessionBlocks(t *testing.T) {
 		for i, c := range asks {
 			harness.Eventually(t, fmt.Sprintf("node %d has the blocks of %s", i, id), func() (bool, string) {
 				got, err := c.Sessions(ctx, &api.SessionsRequest{SessionID: id})
-				return err == nil && slices.Equal(got.Held, want) && got.Missing == nil, fmt.Sprintf("%+v, %v, want %+v", got,
-					err, want)
+				return err == nil && slices.Equal(got.Held, want) && got.Missing == nil && got.Unknown == 0,
+					fmt.Sprintf("%+v, %v, want %+v", got, err, want)
 			})
 		}
+		answers[id] = want
 	}
 	if partly == 0 {
 		t.Error("no session is held in part: the engines have evicted nothing")
@@ -159,5 +166,16 @@ func TestSessionBlocks(t *testing.T) {
 	if r := harness.Run(t, "indexer", "sessions", "chat-0", "--nats", nats); r.Code != 0 ||
 		!strings.Contains(r.Stdout, "DEVICE") || strings.Contains(r.Stdout, "not known") {
 		t.Errorf("a session with announcements: %+v", r)
+	}
+	for _, x := range nodes {
+		x.Stop()
+	}
+	restarted := startNode("n0")
+	for id, want := range answers {
+		harness.Eventually(t, "the restarted node has the blocks of "+id, func() (bool, string) {
+			got, err := restarted.Sessions(ctx, &api.SessionsRequest{SessionID: id})
+			return err == nil && slices.Equal(got.Held, want) && got.Missing == nil, fmt.Sprintf("%+v, %v, want %+v", got, err,
+				want)
+		})
 	}
 }

@@ -64,6 +64,10 @@ type SessionList struct {
 	// events. Without such an engine, the blocks are not known. Missing lists the partitions without an answer.
 	Held    []SessionHolding   `json:"held,omitempty" msgpack:"held,omitempty"`
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"`
+
+	// Unknown counts further ranks that may have blocks of the session: the index has lost older sessions of these ranks,
+	// by a restart or by the limit of its memory.
+	Unknown uint32 `json:"unknown_ranks,omitempty" msgpack:"unknown_ranks,omitempty"`
 }
 
 // SessionHolding has the blocks of a session on a rank: the block that the engine stored last for the session, and all
@@ -100,6 +104,7 @@ func (r *SessionBlocksRequest) members(list []member) []member {
 type SessionBlocks struct {
 	Held    []SessionHolding   `json:"held" msgpack:"held"`
 	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"` // not served by the node
+	Unknown uint32             `json:"unknown_ranks,omitempty" msgpack:"unknown_ranks,omitempty"`
 }
 
 // Session is a session that is bound to a rank.

@@ -90,6 +90,17 @@ type RankState struct {
 	// the reason for a rejection of the rank's events, for operators
 	Refused  string `json:"refused,omitempty"`
 	Checksum Hex64  `json:"checksum"` // of the rank's holdings; the caller computes it
+
+	// Sessions are the last used sessions of the rank, the latest first. nil in snapshots of builds without sessions.
+	// SessionsCut means that the rank has further sessions.
+	Sessions    []SessionEnd `json:"sessions,omitzero"`
+	SessionsCut bool         `json:"sessions_cut,omitempty"`
+}
+
+// SessionEnd is a session on a rank: the blocks of the session end with the block of a name.
+type SessionEnd struct {
+	Session Hex64 `json:"id"`  // an [events.SessionHash]
+	Last    Hex64 `json:"end"` // an [events.BlockHash]
 }
 
 // Key returns the identity of the rank.

@@ -132,6 +132,13 @@ func drawImage(t *rapid.T) *image {
 			r.Cursor = CursorOf(events.Cursor{Known: true, Seq: events.EngineSeq(rapid.Uint64().Draw(t, "seq")),
 				Digest: rapid.Uint64().Draw(t, "digest"), Partial: rapid.Uint32().Draw(t, "partial")})
 		}
+		if rapid.Bool().Draw(t, "sessions") {
+			r.Sessions, r.SessionsCut = []SessionEnd{}, rapid.Bool().Draw(t, "cut")
+			for range rapid.IntRange(0, 3).Draw(t, "n") {
+				r.Sessions = append(r.Sessions, SessionEnd{Hex64(rapid.Uint64().Draw(t, "session")),
+					Hex64(rapid.Uint64().Draw(t, "last"))})
+			}
+		}
 		if !seen[r.Key()] {
 			seen[r.Key()] = true
 			im.ranks = append(im.ranks, r)

@@ -169,7 +169,7 @@ func (m *Machine) Drop(p events.Partition, holdings int64) (more bool) {
 		for _, held := range m.index.RankStats(id).Holdings {
 			holdings -= held
 		}
-		m.index.DropRank(id)
+		m.dropRank(id)
 		part.forgotten[last] = radix.RankID(0)
 		part.forgotten = part.forgotten[:last]
 	}

@@ -197,7 +197,7 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 		m.counts.Stale++
 		return
 	case b.Incarnation > r.Incarnation:
-		m.index.DropRank(r.id)
+		m.dropRank(r.id)
 		m.begin(r, msg.Key, b)
 	}
 	evs := b.Events
@@ -250,11 +250,24 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 	r.LastID = max(r.LastID, b.LastID())
 	r.cursor, r.LastSeen, r.Closed = b.Cursor, msg.Time, b.Shutdown
 	if b.Shutdown { // the rank is removed, and begins a new incarnation after a return
-		m.index.DropRank(r.id)
+		m.dropRank(r.id)
 		delete(part.ranks, msg.Key)
 		m.counts.Ended++
 		m.stale = true
 	}
+}
+
+// addRank adds a rank to the index.
+func (m *Machine) addRank(space, blockSize uint32) radix.RankID {
+	id := m.index.AddRank(space, blockSize)
+	m.sessions.add(id)
+	return id
+}
+
+// dropRank removes a rank from the index.
+func (m *Machine) dropRank(id radix.RankID) {
+	m.index.DropRank(id)
+	m.sessions.drop(id)
 }
 
 func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
@@ -263,7 +276,7 @@ func (m *Machine) begin(r *rank, key events.RankKey, b *events.Batch) {
 		Instance: snapshot.Text(key.Instance), Rank: key.Rank, Model: snapshot.Text(b.Model), BlockSize: b.BlockSize,
 		Incarnation: b.Incarnation,
 	}, tally: m.tallyOf(key), memory: new(deviceMemory)}
-	r.id = m.index.AddRank(r.space, r.BlockSize)
+	r.id = m.addRank(r.space, r.BlockSize)
 	m.stale = true
 }
 

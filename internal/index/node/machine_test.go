@@ -257,8 +257,11 @@ func TestAHoleStopsThePartition(t *testing.T) {
 	})
 }
 
+// failing is a test.
+type failing interface{ Fatal(args ...any) }
+
 // save writes a partition's snapshot into a bucket, a map, and calls between between the steps.
-func save(t *rapid.T, m *Machine, bucket map[string][]byte, runIndex *snapshot.RunIndex,
+func save(t failing, m *Machine, bucket map[string][]byte, runIndex *snapshot.RunIndex,
 	between func()) (*snapshot.Manifest, *snapshot.RunIndex) {
 	c := m.capture(0)
 	seen := snapshot.Bucket{Manifests: map[string][]byte{}, Keys: slices.Sorted(maps.Keys(bucket))}
@@ -306,7 +309,7 @@ func save(t *rapid.T, m *Machine, bucket map[string][]byte, runIndex *snapshot.R
 }
 
 // load restores a partition into an index that may hold others.
-func load(t *rapid.T, m *Machine, bucket map[string][]byte) *snapshot.RunIndex {
+func load(t failing, m *Machine, bucket map[string][]byte) *snapshot.RunIndex {
 	manifest, err := snapshot.ParseManifest(bucket[snapshot.ManifestKey(0)])
 	if err != nil {
 		t.Fatal(err)

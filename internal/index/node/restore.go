@@ -237,6 +237,9 @@ func (n *Node) fetchAhead(ctx context.Context, refs []snapshot.ChunkRef, fetch s
 
 // imageSink imports a snapshot's image into the index, with this process's numbers of spaces.
 type imageSink struct {
+	machine  *Machine
+	ids      []radix.RankID // of the snapshot's ranks, in order
+	states   []snapshot.RankState
 	imported *radix.Import
 	spaces   map[uint32]uint32 // the snapshot's number for (model, block size) → the process's
 	run      events.Run
@@ -245,21 +248,20 @@ type imageSink struct {
 // restore adds a snapshot's ranks without blocks, and returns the sink for their image.
 func (m *Machine) restore(p events.Partition, manifest *snapshot.Manifest, states []snapshot.RankState) *imageSink {
 	part := m.parts[p]
-	to := &imageSink{spaces: map[uint32]uint32{}}
+	to := &imageSink{machine: m, ids: make([]radix.RankID, len(states)), states: states, spaces: map[uint32]uint32{}}
 	for _, s := range manifest.Spaces { // keep the snapshot's number if free, so the next snapshot has the same
 		to.spaces[s.Space] = m.spaces.number(spaceKey{string(s.Model), s.BlockSize}, s.Space)
 	}
-	ids := make([]radix.RankID, len(states))
 	for i := range states {
 		r := &rank{RankState: states[i], cursor: states[i].Cursor.Cursor(), restored: true, memory: new(deviceMemory)}
-		r.Cursor, r.Refused, r.Checksum = nil, "", 0
+		r.Cursor, r.Refused, r.Checksum, r.Sessions, r.SessionsCut = nil, "", 0, nil, false
 		r.space, r.tally = m.spaces.number(spaceKey{string(r.Model), r.BlockSize}, 0), m.tallyOf(r.Key())
-		r.id = m.index.AddRank(r.space, r.BlockSize)
-		ids[i] = r.id
+		r.id = m.addRank(r.space, r.BlockSize)
+		to.ids[i] = r.id
 		part.ranks[r.Key()] = r
 	}
 	m.stale = true
-	to.imported = m.index.StartImport(ids)
+	to.imported = m.index.StartImport(to.ids)
 	to.imported.Expect(int(min(manifest.Counts.Blocks, manifest.Counts.Bytes/8))) // a block's local hash is never packed
 	return to
 }
@@ -282,11 +284,20 @@ func (r *imageSink) Rank(i int, img *events.RankImage) error { return r.imported
 func (m *Machine) dropOtherRanks(p events.Partition) {
 	for key, r := range m.parts[p].ranks {
 		if key.Rank >= events.MaxRanks {
-			m.index.DropRank(r.id)
+			m.dropRank(r.id)
 			delete(m.parts[p].ranks, key)
 			m.stale = true
 		}
 	}
 }
 
-func (r *imageSink) finish() error { return r.imported.Finish() }
+// finish ends the import. The chains of sessions need the whole image.
+func (r *imageSink) finish() error {
+	if err := r.imported.Finish(); err != nil {
+		return err
+	}
+	for i, id := range r.ids {
+		r.machine.sessions.restore(r.machine.index, id, &r.states[i])
+	}
+	return nil
+}

@@ -1,12 +1,14 @@
 package node
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
+	"github.com/kvatlas/kvatlas/pkg/snapshot"
 )
 
 const (
@@ -15,6 +17,9 @@ const (
 
 	// chainOverhead is the size of a chain beside its hashes, in hashes.
 	chainOverhead = 16
+
+	// maxSavedSessions bounds the sessions of a rank in a snapshot, of 50 bytes each.
+	maxSavedSessions = 256
 )
 
 // sessionChains has the blocks of sessions by rank: the blocks of a session are the block that the engine stored last
@@ -22,17 +27,19 @@ const (
 //
 // There are two generations. A used chain moves to the younger generation. A full younger generation replaces the older
 // one, so the chains without use for the longest time are forgotten. A forgotten session is not known, until the engine
-// stores another block for it. Snapshots have no chains.
+// stores another block for it. A snapshot has the name of each session's last block, from which a restored index makes
+// the chains again.
 //
-// The writer of the shard calls stored, and any goroutine calls get.
+// The writer of the shard calls all methods, and any goroutine calls get.
 type sessionChains struct {
 	mu         sync.Mutex
 	young, old map[sessionOfRank]*chain
 	size       int // of the chains in young, in hashes
 	most       int // of size
+	uses       uint64
+	ranks      map[radix.RankID]bool // of the index; true: sessions of the rank are forgotten
 
-	// Of stored.
-	forgotten uint64
+	forgotten uint64 // since the last call of stored
 	scratch   []events.LocalHash
 }
 
@@ -45,26 +52,28 @@ type sessionOfRank struct {
 type chain struct {
 	locals []events.LocalHash
 	last   events.BlockHash // the name of the last block
+	used   uint64           // sessionChains.uses at the last use
 }
 
 func newSessionChains(most int) *sessionChains {
-	return &sessionChains{young: map[sessionOfRank]*chain{}, most: most}
+	return &sessionChains{young: map[sessionOfRank]*chain{}, most: most, ranks: map[radix.RankID]bool{}}
 }
 
 func (c *chain) size() int { return chainOverhead + cap(c.locals) }
 
-// stored follows a rank's events, which the index has applied. It returns the number of forgotten sessions.
+// stored follows a rank's events, which the index has applied. It returns the number of forgotten sessions since the
+// last call.
 func (s *sessionChains) stored(x *radix.Index, rank radix.RankID, evs []events.Event) (forgotten uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forgotten = 0
 	for i := range evs {
 		// A copy below the device may end before the session's last block.
 		if e := &evs[i]; e.Session != 0 && e.Places() && e.Tier == events.Device && e.Attention.Main() {
 			s.extend(x, sessionOfRank{rank, e.Session}, e)
 		}
 	}
-	return s.forgotten
+	forgotten, s.forgotten = s.forgotten, 0
+	return forgotten
 }
 
 // extend moves the end of a session to the last block of an event. Mu is held.
@@ -74,6 +83,8 @@ func (s *sessionChains) extend(x *radix.Index, key sessionOfRank, e *events.Even
 	if !known {
 		c = &chain{}
 	}
+	s.uses++
+	c.used = s.uses
 	before := c.size()
 	if known && e.HasParent && c.last == e.Parent {
 		c.locals = append(c.locals, e.Locals...)
@@ -100,11 +111,19 @@ func (s *sessionChains) extend(x *radix.Index, key sessionOfRank, e *events.Even
 	if !known {
 		s.young[key], before = c, 0
 	}
-	s.size += c.size() - before
-	if s.size > s.most {
-		s.forgotten += uint64(len(s.old))
-		s.young, s.old, s.size = map[sessionOfRank]*chain{}, s.young, 0
+	s.grow(c.size() - before)
+}
+
+// grow adds to the size of the younger generation, which replaces the older one if it is full. Mu is held.
+func (s *sessionChains) grow(by int) {
+	if s.size += by; s.size <= s.most {
+		return
 	}
+	s.forgotten += uint64(len(s.old))
+	for key := range s.old {
+		s.mark(key.rank)
+	}
+	s.young, s.old, s.size = map[sessionOfRank]*chain{}, s.young, 0
 }
 
 // use returns the chain of a session and moves it to the younger generation; nil if there is none.
@@ -124,23 +143,89 @@ func (s *sessionChains) use(key sessionOfRank) *chain {
 // forget removes the chain of a session.
 func (s *sessionChains) forget(key sessionOfRank) {
 	s.forgotten++
+	s.mark(key.rank)
 	if c := s.young[key]; c != nil {
 		s.size -= c.size()
 		delete(s.young, key)
 	}
 }
 
-// get returns a copy of a session's chain; nil: not known.
-func (s *sessionChains) get(key sessionOfRank) []events.LocalHash {
+// get returns a copy of a session's chain; nil: not known. lost means that the rank may have a forgotten chain of the
+// session.
+func (s *sessionChains) get(key sessionOfRank) (locals []events.LocalHash, lost bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c := s.young[key]; c != nil {
-		return slices.Clone(c.locals)
+	if c := cmp.Or(s.young[key], s.old[key]); c != nil {
+		return slices.Clone(c.locals), false
 	}
-	if c := s.old[key]; c != nil {
-		return slices.Clone(c.locals)
+	return nil, s.ranks[key.rank]
+}
+
+// save writes the sessions of ranks into their states, for a snapshot.
+func (s *sessionChains) save(ids []radix.RankID, states []snapshot.RankState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	type end struct {
+		snapshot.SessionEnd
+		used uint64
 	}
-	return nil
+	of := make(map[radix.RankID][]end, len(ids))
+	for _, chains := range []map[sessionOfRank]*chain{s.young, s.old} {
+		for key, c := range chains {
+			of[key.rank] = append(of[key.rank],
+				end{snapshot.SessionEnd{Session: snapshot.Hex64(key.session), Last: snapshot.Hex64(c.last)}, c.used})
+		}
+	}
+	for i, id := range ids {
+		list, r := of[id], &states[i]
+		slices.SortFunc(list, func(a, b end) int { return cmp.Compare(b.used, a.used) })
+		r.Sessions, r.SessionsCut = []snapshot.SessionEnd{}, s.ranks[id] || len(list) > maxSavedSessions
+		for _, e := range list[:min(len(list), maxSavedSessions)] {
+			r.Sessions = append(r.Sessions, e.SessionEnd)
+		}
+	}
+}
+
+// restore makes the chains of a rank from the sessions in its snapshot, after the blocks are in the index.
+func (s *sessionChains) restore(x *radix.Index, id radix.RankID, r *snapshot.RankState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.Sessions == nil || r.SessionsCut || len(r.Sessions) > maxSavedSessions {
+		s.mark(id)
+	}
+	for _, e := range slices.Backward(r.Sessions[:min(len(r.Sessions), maxSavedSessions)]) {
+		key, last := sessionOfRank{id, events.SessionHash(e.Session)}, events.BlockHash(e.Last)
+		locals, placed := x.Path(id, last, nil)
+		s.uses++
+		c := &chain{locals: locals, last: last, used: s.uses}
+		if !placed || c.size() > s.most/4 || s.use(key) != nil {
+			s.forget(key)
+			continue
+		}
+		s.young[key] = c
+		s.grow(c.size())
+	}
+}
+
+// mark records that sessions of a rank are forgotten. Mu is held.
+func (s *sessionChains) mark(id radix.RankID) {
+	if _, found := s.ranks[id]; found {
+		s.ranks[id] = true
+	}
+}
+
+// add adds a rank without forgotten sessions.
+func (s *sessionChains) add(id radix.RankID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ranks[id] = false
+}
+
+// drop removes a rank that is no longer in the index. Its chains are forgotten by age.
+func (s *sessionChains) drop(id radix.RankID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.ranks, id)
 }
 
 // SessionBlocks returns the blocks of a session on the ranks of some partitions. Any goroutine may call SessionBlocks.
@@ -158,7 +243,11 @@ func (n *Node) SessionBlocks(q *api.SessionBlocksRequest) *api.SessionBlocks {
 					continue
 				}
 				s := n.shards[r.Shard]
-				if locals := s.machine.sessions.get(sessionOfRank{r.ID, session}); locals != nil {
+				locals, lost := s.machine.sessions.get(sessionOfRank{r.ID, session})
+				if lost {
+					out.Unknown++
+				}
+				if locals != nil {
 					h := api.SessionHolding{Model: model, Worker: r.Key.Instance, Rank: r.Key.Rank,
 						Blocks: uint32(len(locals))}
 					countHeld(&h, s.index, served.Space, r.ID, locals)

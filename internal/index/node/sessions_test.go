@@ -110,18 +110,47 @@ func (w *sessionWorld) holding(session events.SessionHash) (h api.SessionHolding
 // found is the machine's answer.
 func (w *sessionWorld) found(session events.SessionHash) (h api.SessionHolding, ok bool) {
 	served := w.m.View().Models["m"][0]
-	locals := w.m.sessions.get(sessionOfRank{served.Ranks[0].ID, session})
+	locals, _ := w.m.sessions.get(sessionOfRank{served.Ranks[0].ID, session})
 	h.Blocks = uint32(len(locals))
 	countHeld(&h, w.m.index, served.Space, served.Ranks[0].ID, locals)
 	return h, locals != nil
 }
 
+// lost reports whether the machine marks a session as possibly forgotten.
+func (w *sessionWorld) lost(session events.SessionHash) bool {
+	_, lost := w.m.sessions.get(sessionOfRank{w.m.View().Models["m"][0].Ranks[0].ID, session})
+	return lost
+}
+
+// restart replaces the machine by one with its snapshot. A session may be lost if the rank holds its last block in no
+// tier. Such a session is marked, and the naive model forgets it.
+func (w *sessionWorld) restart() {
+	bucket := map[string][]byte{}
+	save(w.t, w.m, bucket, nil, func() {})
+	w.m = NewMachine(radix.New(radix.Config{}), 1)
+	load(w.t, w.m, bucket)
+	w.m.publishView()
+	for session, end := range w.ends {
+		held := slices.ContainsFunc(w.copies[:], func(tier map[events.BlockHash]int) bool { return tier[end] > 0 })
+		if _, known := w.found(session); known || held {
+			continue
+		}
+		if !w.lost(session) {
+			w.t.Fatalf("session %d is lost by a restart, and not marked", session)
+		}
+		delete(w.ends, session)
+	}
+}
+
 // The blocks of sessions and their tiers equal the naive model after any events: shared prefixes, branches, removals of
-// any blocks, copies below the device with and without a session, and clears.
+// any blocks, copies below the device with and without a session, clears, and restarts from a snapshot.
 func TestSessionBlocksTwin(t *testing.T) {
 	for seed := range uint64(testkit.Rounds(60)) {
 		r, w := rand.New(rand.NewPCG(17, seed)), newSessionWorld(t)
 		for step := range 150 {
+			if w.seq > 0 && r.IntN(15) == 0 {
+				w.restart()
+			}
 			on := w.held(0)
 			switch kind := r.IntN(20); {
 			case kind < 11 || len(on) == 0:
@@ -216,6 +245,44 @@ func TestSessionBlocksAreBounded(t *testing.T) {
 		Blocks: []events.BlockHash{78}, Locals: []events.LocalHash{78}, Session: 1})
 	if h, ok := w.found(1); ok {
 		t.Errorf("after a block of unknown place: %+v", h)
+	}
+}
+
+// A snapshot has a limited number of sessions of a rank: the last used ones. A snapshot of an earlier build has none.
+// Both mark the rank as partly known.
+func TestSessionsInSnapshots(t *testing.T) {
+	w := newSessionWorld(t)
+	const sessions = maxSavedSessions + 50
+	for s := events.SessionHash(1); s <= sessions; s++ {
+		w.store(s, 0, []events.LocalHash{events.LocalHash(s)})
+	}
+	w.store(1, w.ends[1], []events.LocalHash{7})
+	if w.lost(sessions + 1) {
+		t.Error("a rank is partly known without a loss")
+	}
+	states := w.m.capture(0).ranks
+	bucket := map[string][]byte{}
+	save(t, w.m, bucket, nil, func() {})
+	w.m = NewMachine(radix.New(radix.Config{}), 1)
+	load(t, w.m, bucket)
+	w.m.publishView()
+	for s := events.SessionHash(1); s <= sessions; s++ {
+		h, known := w.found(s)
+		want := s == 1 || s > sessions-maxSavedSessions+1
+		if known != want || w.lost(s) == want || known && h.Blocks != h.Device {
+			t.Errorf("session %d: %+v, known: %t, want %t; marked: %t", s, h, known, want, w.lost(s))
+		}
+	}
+	states[0].Sessions, states[0].SessionsCut = nil, false
+	of, id := w.m.sessions, w.m.addRank(0, 16)
+	if of.restore(w.m.index, id, &states[0]); !of.ranks[id] {
+		t.Error("a snapshot without sessions leaves no mark")
+	}
+	if w.m.dropRank(id); len(of.ranks) != 1 {
+		t.Errorf("%d ranks after the end of one", len(of.ranks))
+	}
+	if of.mark(id); len(of.ranks) != 1 {
+		t.Error("a rank that is gone has a mark")
 	}
 }
 

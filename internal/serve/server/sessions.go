@@ -99,6 +99,7 @@ func (s *Server) addHeld(ctx context.Context, q *api.SessionsRequest, list *api.
 	}
 	for _, part := range parts {
 		list.Held, list.Missing = append(list.Held, part.answer.Held...), append(list.Missing, part.answer.Missing...)
+		list.Unknown += part.answer.Unknown
 	}
 	slices.Sort(list.Missing)
 	slices.SortFunc(list.Held, func(a, b api.SessionHolding) int {

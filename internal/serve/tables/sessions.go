@@ -33,6 +33,10 @@ func Session(w io.Writer, list *api.SessionList) {
 	} else {
 		cli.Fprintln(w, "blocks: not known; no engine has announced the session_id in its events")
 	}
+	if list.Unknown > 0 {
+		cli.Fprintf(w, "%s may have older blocks of the session, which are not known\n",
+			cli.Count(uint64(list.Unknown), "further rank"))
+	}
 	if n := len(list.Missing); n > 0 {
 		cli.Fprintf(w, "%s without an answer: further workers may have blocks of the session\n",
 			cli.Count(uint64(n), "partition"))
