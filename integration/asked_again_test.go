@@ -35,7 +35,7 @@ func TestAskedAgain(t *testing.T) {
 	server := nats()
 	nodes := map[string]*harness.Process{}
 	for _, id := range []string{"a", "b", "c"} {
-		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--replication", "2",
+		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--partition-replicas", "2",
 			"--partitions", "8", "--http-listen", "")
 	}
 	for _, p := range nodes {

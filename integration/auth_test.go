@@ -15,18 +15,18 @@ import (
 	"github.com/kvatlas/kvatlas/tools/loopback"
 )
 
-// TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth example prints, in
+// TestPermissionsAreEnough runs every program on a NATS server with the accounts that indexer auth create prints, in
 // two namespaces. All programs must work, without access to the other namespace.
 func TestPermissionsAreEnough(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--namespace", "blue", "--shim", "w1",
+	example := harness.Run(t, "indexer", "auth", "create", "--namespace", "red", "--namespace", "blue", "--shim", "w1",
 		"--keys", keys)
 	if example.Code != 0 {
 		t.Fatal(example.Stderr)
 	}
-	if again := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys); again.Code != 1 ||
+	if again := harness.Run(t, "indexer", "auth", "create", "--namespace", "red", "--keys", keys); again.Code != 1 ||
 		!strings.Contains(again.Stderr, "roster.json") {
 		t.Errorf("existing keys: ended with %d and %q", again.Code, again.Stderr)
 	}
@@ -82,9 +82,9 @@ func TestPermissionsAreEnough(t *testing.T) {
 		"now")...); r.Code != 1 || !strings.Contains(strings.ToLower(r.Stderr), "permission") {
 		t.Errorf("a reader requests a snapshot: %d, %q", r.Code, r.Stderr)
 	}
-	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "forget", "w1")...); r.Code != 1 ||
-		!strings.Contains(strings.ToLower(r.Stderr), "permission") {
-		t.Errorf("a reader runs forget: %d, %q", r.Code, r.Stderr)
+	if r := harness.Run(t, "indexer", append(as("red", "reader", "_INBOX_reader"), "workers", "clear",
+		"w1")...); r.Code != 1 || !strings.Contains(strings.ToLower(r.Stderr), "permission") {
+		t.Errorf("a reader clears a worker: %d, %q", r.Code, r.Stderr)
 	}
 	wrong := as("blue", "node", "_INBOX_node")
 	wrong[3] = "red"
@@ -130,13 +130,13 @@ func TestPermissionsAreEnough(t *testing.T) {
 		}
 	}
 	shim = next
-	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.Code != 1 ||
-		!strings.Contains(r.Stderr, "a shim serves w1/0") {
+	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "workers", "clear",
+		"w1")...); r.Code != 1 || !strings.Contains(r.Stderr, "a shim serves w1/0") {
 		t.Errorf("a node's key, while the shim lives: %d, %q", r.Code, r.Stderr)
 	}
 	shim.Stop()
-	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "forget", "w1")...); r.Code != 0 ||
-		!strings.Contains(r.Stdout, "forgotten, at") {
+	if r := harness.Run(t, "indexer", append(as("red", "node", "_INBOX_node"), "workers", "clear",
+		"w1")...); r.Code != 0 || !strings.Contains(r.Stdout, "cleared, at") {
 		t.Errorf("a node's key: %d, %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
 	// The node detects the end of a shim in another account, and ends the lease of a dead address.

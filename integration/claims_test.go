@@ -143,7 +143,7 @@ func TestModelClaims(t *testing.T) {
 		t.Errorf("status: %+v; want %v", status.Claims, want)
 	}
 	doctor := harness.Run(t, "indexer", "doctor", "--nats", x.NATS)
-	for _, want := range []string{"its lease is ignored", "evil/0", "old/0", "auth example --shim"} {
+	for _, want := range []string{"its lease is ignored", "evil/0", "old/0", "auth create --shim"} {
 		if !strings.Contains(doctor.Stdout, want) {
 			t.Errorf("the doctor's output lacks %q:\n%s", want, doctor.Stdout)
 		}

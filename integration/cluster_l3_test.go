@@ -51,7 +51,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	nodes, https := map[string]*harness.Process{}, map[string]string{}
 	for _, id := range []string{"a", "b", "c"} {
 		nodes[id] = harness.Start(t, "indexer",
-			append([]string{"serve", "--nats", nats, "--node-id", id, "--replication", "1", "--http-listen",
+			append([]string{"serve", "--nats", nats, "--node-id", id, "--partition-replicas", "1", "--http-listen",
 				"127.0.0.1:0"}, flags...)...)
 	}
 	for id, p := range nodes {

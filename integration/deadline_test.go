@@ -22,7 +22,7 @@ func TestDeadline(t *testing.T) {
 	var nodes []*harness.Indexer
 	for i := range 2 {
 		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id",
-			fmt.Sprint("n", i), "--partitions", "4", "--replication", "1", "--http-listen", "127.0.0.1:0")}
+			fmt.Sprint("n", i), "--partitions", "4", "--partition-replicas", "1", "--http-listen", "127.0.0.1:0")}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 		nodes = append(nodes, x)

@@ -33,7 +33,7 @@ func TestPagesShowCommandsThatExist(t *testing.T) {
 			if len(words) == 0 || words[0] == "completion" {
 				continue
 			}
-			groups := []string{"auth", "bench", "prefixes", "record", "simulate", "snapshot", "tokenizer", "workers"}
+			groups := []string{"auth", "bench", "models", "prefixes", "record", "simulate", "snapshot", "tokenizer", "workers"}
 			if !slices.Contains(groups, words[0]) {
 				words = words[:1] // the following words are arguments
 			}

@@ -111,7 +111,7 @@ func doctorsFleet(t *testing.T, s *staged) {
 		{"messages_lost", "lossy/0", "buffer_steps"}, {"engine_gone", "gone/0", "restart the engine"},
 		{"engine_quiet", "quiet/0", "enable_kv_cache_events"}, {"shim_silent", "frozen/0", "--shim frozen"},
 		{"shim_stopped", "stopped/0", "again"},
-		{"lease_none", "unleased/0", "forget unleased"}, {"block_sizes", "model m", "--block-size"},
+		{"lease_none", "unleased/0", "workers clear unleased"}, {"block_sizes", "model m", "--block-size"},
 		{"worker_expired", "killed/0", "workers remove killed"},
 	}, func() { // engines continue, so that shims detect the fault
 		serve(deaf)
@@ -145,9 +145,9 @@ func doctorsFleet(t *testing.T, s *staged) {
 		remedy{[]doctor.Fault{"engine_unusable", "events_skipped", "worker_incomplete"}, "wide/0", func() {
 			shims["wide"].Stop()
 			shims["wide"] = harness.StartSimShim(t, narrow, x.NATS, "wide", "--model", "wide")
-			shims["wide"].WaitFor("forget --model wide")
-			run("forget", "wide")
-			run("forget", "--model", "wide")
+			shims["wide"].WaitFor("models remove wide")
+			run("workers", "clear", "wide")
+			run("models", "remove", "wide")
 		}},
 		remedy{[]doctor.Fault{"messages_unreadable"}, "garbled/0", func() {
 			again(garbled)
@@ -161,7 +161,7 @@ func doctorsFleet(t *testing.T, s *staged) {
 		remedy{[]doctor.Fault{"engine_quiet"}, "quiet/0", func() { serve(quiet) }},
 		remedy{[]doctor.Fault{"shim_silent"}, "frozen/0", func() { resume(t, shims["frozen"]) }},
 		remedy{[]doctor.Fault{"shim_stopped"}, "stopped/0", func() { beside(lives, "stopped") }},
-		remedy{[]doctor.Fault{"lease_none"}, "forgotten/0", func() { run("forget", "forgotten") }},
+		remedy{[]doctor.Fault{"lease_none"}, "forgotten/0", func() { run("workers", "clear", "forgotten") }},
 		remedy{[]doctor.Fault{"lease_none"}, "unleased/0", func() { beside(harness.StartSimEngine(t), "unleased") }},
 		remedy{[]doctor.Fault{"block_sizes"}, "model m", func() {}}, // the shim above has the size of the other shims
 		remedy{[]doctor.Fault{"worker_expired"}, "killed/0", func() { run("workers", "remove", "killed") }},

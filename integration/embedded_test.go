@@ -17,7 +17,7 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 	t.Parallel()
 	data, addr, prompt := t.TempDir(), loopback.Reserve(t), filepath.Join(t.TempDir(), "prompt.json")
 	serveA := func() *harness.Indexer {
-		return harness.StartIndexer(t, data, addr, "--node-id", "a", "--replication", "1")
+		return harness.StartIndexer(t, data, addr, "--node-id", "a", "--partition-replicas", "1")
 	}
 	a := serveA()
 	if r := harness.Run(t, "indexer", "cluster", "--nats", addr); r.Code != 0 || !strings.Contains(r.Stdout, "\na ") {

@@ -223,7 +223,7 @@ func TestEngineHangs(t *testing.T) {
 	engine := simulated(t, endpoint, replay)
 	args := []string{"run", "--nats", x.NATS, "--engine", endpoint, "--replay", replay, "--model", "m", "--block-size",
 		"64", "--engine-silent-after", "1s"}
-	waits := harness.Start(t, "worker-shim", append(args, "--instance", "waits")...)
+	waits := harness.Start(t, "worker-shim", append(args, "--worker", "waits")...)
 	clears := harness.Start(t, "worker-shim", append(args, "--worker", "clears", "--engine-gone-after", "2s")...)
 	for _, w := range []string{"waits", "clears"} {
 		x.WaitDepth(t, "m", firstPrompt(), w, 8)

@@ -41,7 +41,7 @@ accounts {
 	nodes, https := map[string]*harness.Process{}, map[string]string{}
 	start := func(id string, more ...string) {
 		nodes[id] = harness.Start(t, "indexer", append([]string{"serve", "--nats", "nats://node:p@" + addr, "--node-id", id,
-			"--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0"}, more...)...)
+			"--partition-replicas", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0"}, more...)...)
 		https[id] = nodes[id].WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		nodes[id].WaitFor(`msg=ready`)
 	}

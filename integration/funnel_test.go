@@ -27,7 +27,7 @@ func TestFunnel(t *testing.T) {
 	var asks []*client.Client
 	for i := range nodes {
 		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id",
-			fmt.Sprint("n", i), "--partitions", "4", "--replication", "1", "--http-listen", "127.0.0.1:0")}
+			fmt.Sprint("n", i), "--partitions", "4", "--partition-replicas", "1", "--http-listen", "127.0.0.1:0")}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 		nodes[i] = x

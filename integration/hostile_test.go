@@ -73,8 +73,8 @@ func TestHostileNames(t *testing.T) {
 		{"workers", "drain", hostile("other")}, {"workers", "change", string(worker), "--role", "decode"},
 		{"workers", "register", hostile("new"), "--model", model, "--block-size", "16"},
 		{"workers", "register", hostile("new"), "--model", model, "--block-size", "32"},
-		{"forget", "--model", model}, {"forget", string(worker)}, {"workers", "remove", string(worker)},
-		{"workers", "remove", hostile("new")}, {"workers", hostile("command")}, {"load", hostile("file"), "--model", model,
+		{"models", "remove", model}, {"workers", "clear", string(worker)}, {"workers", "remove", string(worker)},
+		{"workers", "remove", hostile("new")}, {"workers", hostile("command")}, {"import", hostile("file"), "--model", model,
 			"--block-size", "16"}, {"status", "--namespace", hostile("space")}, {"probe", "http://" + hostile("host")},
 		{"tokenizer", "check", "--model", model}, {hostile("command")}, {"status", "--" + hostile("flag")},
 	} {

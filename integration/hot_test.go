@@ -25,7 +25,7 @@ func TestHotPrefixes(t *testing.T) {
 	var clients []*client.Client
 	for i := range 3 {
 		n := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "8",
-			"--replication", "1", "--http-listen", "127.0.0.1:0", "--warm-up", "60")
+			"--partition-replicas", "1", "--http-listen", "127.0.0.1:0", "--warm-up", "60")
 		nodes = append(nodes, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		n.WaitFor(`msg=ready`)
 		c, err := client.HTTP([]string{"http://" + nodes[i]}, client.Options{})

@@ -264,7 +264,7 @@ func TestHybridModelsOnEveryFace(t *testing.T) {
 	if err := os.WriteFile(file, []byte(dumped.Stdout), 0o600); err != nil || dumped.Code != 0 {
 		t.Fatalf("dump: %+v, %v", dumped, err)
 	}
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats",
+	if r := harness.Run(t, "indexer", "import", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats",
 		x.NATS, file); r.Code != 0 {
 		t.Fatalf("load: %+v", r)
 	}

@@ -122,11 +122,11 @@ func TestLinesOfOneWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	common := []string{"--model", "m", "--block-size", "16", "--nats", x.NATS}
-	if r := harness.Run(t, "indexer", append([]string{"load", "--worker", "7", file}, common...)...); r.Code != 0 {
+	if r := harness.Run(t, "indexer", append([]string{"import", "--worker", "7", file}, common...)...); r.Code != 0 {
 		t.Fatalf("load: %+v", r)
 	}
 	x.WaitDepth(t, "m", prompt, "7", 3)
-	if r := harness.Run(t, "indexer", append([]string{"load", file}, common...)...); r.Code != 2 ||
+	if r := harness.Run(t, "indexer", append([]string{"import", file}, common...)...); r.Code != 2 ||
 		!strings.Contains(r.Stderr, "line 1") {
 		t.Errorf("load without a name: %+v", r)
 	}

@@ -18,7 +18,7 @@ func TestMembership(t *testing.T) {
 	t.Parallel()
 	nats := loopback.Reserve(t)
 	serve := func(name string, more ...string) *harness.Process {
-		return harness.Start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", name, "--replication",
+		return harness.Start(t, "indexer", append([]string{"serve", "--nats", nats, "--node-id", name, "--partition-replicas",
 			"2", "--partitions", "8", "--http-listen", ""}, more...)...)
 	}
 	a := serve("a")

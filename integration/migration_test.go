@@ -49,7 +49,7 @@ func TestMigrationToAccounts(t *testing.T) {
 			"--nats-inbox-prefix", "_INBOX_" + user}
 	}
 	for _, id := range []string{"n0", "n1", "n2"} {
-		harness.Start(t, "indexer", append(as("node"), "serve", "--node-id", id, "--replicas", "3", "--partitions", "4",
+		harness.Start(t, "indexer", append(as("node"), "serve", "--node-id", id, "--nats-replicas", "3", "--partitions", "4",
 			"--http-listen", "")...).WaitFor(`msg=ready`)
 	}
 	const workers = 3
@@ -125,7 +125,7 @@ func TestMigrationToAccounts(t *testing.T) {
 		})
 	}
 
-	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "a", "--partitions", "4", "--shim", "w0",
+	example := harness.Run(t, "indexer", "auth", "create", "--namespace", "a", "--partitions", "4", "--shim", "w0",
 		"--shim", "w1", "--shim", "w2", "--keep-keys", "--keys", keys)
 	if example.Code != 0 {
 		t.Fatal(example.Stderr)

@@ -98,14 +98,14 @@ func TestOperator(t *testing.T) {
 		!strings.Contains(r.Stderr, "nobody") {
 		t.Errorf("dump of an unknown worker: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS,
+	if r := harness.Run(t, "indexer", "import", "--model", "m", "--block-size", "16", "--nats", x.NATS,
 		file); r.Code != 1 || !strings.Contains(r.Stderr, "line 1: another shim publishes") {
 		t.Errorf("load over living shims: %+v", r)
 	}
 	copied := harness.Start(t, "indexer", "serve", "--nats", "nats://"+x.NATS, "--http-listen", "127.0.0.1:0",
 		"--namespace", "copy", "--partitions", "4")
 	copied.WaitFor("msg=ready")
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
+	if r := harness.Run(t, "indexer", "import", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
 		"copy", file); r.Code != 0 || !strings.Contains(r.Stdout, "of 2 ranks published, with 24 blocks") {
 		t.Fatalf("load: %+v", r)
 	}
@@ -114,7 +114,7 @@ func TestOperator(t *testing.T) {
 		return slices.Equal(got, before), fmt.Sprintf("%q", got)
 	})
 	copied.Stop()
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
+	if r := harness.Run(t, "indexer", "import", "--model", "m", "--block-size", "16", "--nats", x.NATS, "--namespace",
 		"copy", "/dev/null/x"); r.Code != 2 {
 		t.Errorf("load of a missing file: %+v", r)
 	}
@@ -227,20 +227,20 @@ func TestForget(t *testing.T) {
 	prompt := harness.Tokens(1, 6*harness.BlockSize)
 	harness.ServePrompt(t, e, prompt[:4*harness.BlockSize])
 	x.WaitDepth(t, "m", prompt, "w1", 4)
-	if r := harness.Run(t, "indexer", "forget", "w1", "--nats", x.NATS); r.Code != 1 ||
+	if r := harness.Run(t, "indexer", "workers", "clear", "w1", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "a shim serves w1/0: process") || r.Stdout != "" {
 		t.Fatalf("while the shim lives: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "forget", "w9", "--nats", x.NATS); r.Code != 1 ||
+	if r := harness.Run(t, "indexer", "workers", "clear", "w9", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "worker w9 is unknown") {
 		t.Errorf("of nobody: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "forget", "w1", "--rank", "5", "--nats", x.NATS); r.Code != 1 ||
+	if r := harness.Run(t, "indexer", "workers", "clear", "w1", "--rank", "5", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, "w1/5") {
 		t.Errorf("an unknown rank: %+v", r)
 	}
-	if r := harness.Run(t, "indexer", "forget", "w1", "--force", "--nats", x.NATS); r.Code != 0 ||
-		!strings.Contains(r.Stdout, "forgotten, at ") {
+	if r := harness.Run(t, "indexer", "workers", "clear", "w1", "--force", "--nats", x.NATS); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "cleared, at ") {
 		t.Fatalf("by force: %+v", r)
 	}
 	harness.ServePrompt(t, e, prompt[:5*harness.BlockSize]) // the live shim publishes the engine's blocks again
@@ -254,7 +254,7 @@ func TestForget(t *testing.T) {
 			ClosedBefore                bool `json:"closed_before"`
 		}
 	}
-	once := harness.IndexerJSON[forgotten](t, x.NATS, "forget w1").Forgotten
+	once := harness.IndexerJSON[forgotten](t, x.NATS, "workers clear w1").Forgotten
 	if len(once) != 1 || once[0].Instance != "w1" || once[0].Incarnation != once[0].Was+1 || once[0].Seq == 0 ||
 		once[0].ClosedBefore {
 		t.Fatalf("forgotten: %+v", once)
@@ -267,7 +267,7 @@ func TestForget(t *testing.T) {
 		failure.Code != api.CodeUnknownModel {
 		t.Errorf("the model is still there: %v", failure)
 	}
-	if twice := harness.IndexerJSON[forgotten](t, x.NATS, "forget w1 --rank 0").Forgotten; len(twice) != 1 ||
+	if twice := harness.IndexerJSON[forgotten](t, x.NATS, "workers clear w1 --rank 0").Forgotten; len(twice) != 1 ||
 		!twice[0].ClosedBefore {
 		t.Errorf("the second time: %+v", twice)
 	}

@@ -23,7 +23,7 @@ func TestPrefixesOfAllNodes(t *testing.T) {
 	var three []*harness.Process
 	for i := range 3 {
 		three = append(three, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i),
-			"--partitions", "8", "--replication", "1", "--http-listen", "127.0.0.1:0",
+			"--partitions", "8", "--partition-replicas", "1", "--http-listen", "127.0.0.1:0",
 			"--index-shards", fmt.Sprint(i+1)))
 	}
 	one := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "one", "--index-shards", "1")

@@ -118,22 +118,23 @@ func TestBlockSizesDisagree(t *testing.T) {
 		"--block-size", "32", "--nats", x.NATS)
 	if r.Code != 1 || !strings.Contains(r.Stderr,
 		"registered with block size 16, this worker has 32; if no worker has the registered size any more: indexer "+
-			"forget --model m") {
+			"models remove m") {
 		t.Fatalf("got %+v", r)
 	}
 
 	// The block size of a served model stays. After the end of all workers, the next worker sets the size.
-	for _, command := range []string{"forget", "forget w1 --model m", "forget --model m --rank 1"} {
+	for _, command := range []string{"workers clear", "models remove", "forget", "forget w1 --model m",
+		"forget --model m --rank 1"} {
 		if r := harness.Run(t, "indexer", append(strings.Fields(command), "--nats", x.NATS)...); r.Code != 2 {
 			t.Errorf("%s: %+v", command, r)
 		}
 	}
-	if r := harness.Run(t, "indexer", "forget", "--model", "m", "--nats", x.NATS); r.Code != 1 ||
+	if r := harness.Run(t, "indexer", "models", "remove", "m", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, `worker w1/0 serves "m" with blocks of 16 tokens`) {
 		t.Fatalf("a served model: %+v", r)
 	}
 	shim.Stop()
-	if r := harness.Run(t, "indexer", "forget", "w1", "--nats", x.NATS); r.Code != 0 {
+	if r := harness.Run(t, "indexer", "workers", "clear", "w1", "--nats", x.NATS); r.Code != 0 {
 		t.Fatalf("the worker: %+v", r)
 	}
 	harness.Eventually(t, "the worker is gone", func() (bool, string) {
@@ -141,10 +142,10 @@ func TestBlockSizesDisagree(t *testing.T) {
 		return len(list) == 0, fmt.Sprintf("%+v", list)
 	})
 	if got := harness.IndexerJSON[map[string]jetstream.Model](t, x.NATS,
-		"forget --model m"); got["forgotten"] != (jetstream.Model{Name: "m", BlockSize: 16}) {
+		"models remove m"); got["forgotten"] != (jetstream.Model{Name: "m", BlockSize: 16}) {
 		t.Fatalf("forgotten: %+v", got)
 	}
-	if r := harness.Run(t, "indexer", "forget", "--model", "m", "--nats", x.NATS); r.Code != 1 ||
+	if r := harness.Run(t, "indexer", "models", "remove", "m", "--nats", x.NATS); r.Code != 1 ||
 		!strings.Contains(r.Stderr, `no worker has registered the model "m"`) {
 		t.Errorf("the second time: %+v", r)
 	}

@@ -61,7 +61,7 @@ func TestAskingWithoutQuorum(t *testing.T) {
 		"tcp://127.0.0.1:0", "--rate", "20", "--print-prompt", prompt)
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
 	serve := func(name string) *harness.Process {
-		p := harness.Start(t, "indexer", "serve", "--nats", urls, "--node-id", name, "--replicas", "3", "--partitions",
+		p := harness.Start(t, "indexer", "serve", "--nats", urls, "--node-id", name, "--nats-replicas", "3", "--partitions",
 			"2", "--http-listen", "")
 		p.WaitFor(`msg=ready`)
 		return p

@@ -31,7 +31,7 @@ func TestRollingRestart(t *testing.T) {
 	)
 	nats := harness.StartNATS(t)
 	serve := func(id string) *harness.Process {
-		return harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2",
+		return harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--partition-replicas", "2",
 			"--partitions", "8", "--http-listen", "127.0.0.1:0", "--drain-timeout", "15m")
 	}
 	ids := []string{"a", "b", "c"}

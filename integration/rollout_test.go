@@ -161,7 +161,7 @@ func TestRollout(t *testing.T) {
 	var nodes []*harness.Process
 	for i := range 3 {
 		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", r.nats, "--node-id", fmt.Sprint("n", i),
-			"--replication", "2", "--partitions", "4", "--http-listen", "127.0.0.1:0"))
+			"--partition-replicas", "2", "--partitions", "4", "--http-listen", "127.0.0.1:0"))
 	}
 	for _, p := range nodes {
 		r.nodes = append(r.nodes, p.WaitFor(`HTTP is served" listen=(\S+)`)[1])

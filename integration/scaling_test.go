@@ -22,7 +22,7 @@ func TestRemovalOrder(t *testing.T) {
 	var nodes []string
 	for i := range 3 {
 		n := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "8",
-			"--replication", "1", "--http-listen", "127.0.0.1:0", "--index-shards", fmt.Sprint(i+1))
+			"--partition-replicas", "1", "--http-listen", "127.0.0.1:0", "--index-shards", fmt.Sprint(i+1))
 		nodes = append(nodes, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		n.WaitFor(`msg=ready`)
 	}

@@ -50,7 +50,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	example := harness.Run(t, "indexer", "auth", "example", "--namespace", "red", "--keys", keys)
+	example := harness.Run(t, "indexer", "auth", "create", "--namespace", "red", "--keys", keys)
 	if example.Code != 0 {
 		t.Fatal(example.Stderr)
 	}
@@ -65,7 +65,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 	for _, id := range []string{"n.1", "n.2", "n.3"} {
 		nodes[id] = harness.Start(t, "indexer", "serve", "--nats", addr, "--namespace", "red", "--nats-nkey",
 			filepath.Join(keys, "red-node.nk"), "--nats-inbox-prefix", "_INBOX_node",
-			"--node-id", id, "--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0")
+			"--node-id", id, "--partition-replicas", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0")
 	}
 	for id, p := range nodes {
 		https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]

@@ -71,7 +71,7 @@ func TestSessionBlocks(t *testing.T) {
 	var nodes []*harness.Process
 	startNode := func(name string) *client.Client {
 		x := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", name, "--partitions", "6",
-			"--replication", "2", "--http-listen", "127.0.0.1:0")
+			"--partition-replicas", "2", "--http-listen", "127.0.0.1:0")
 		http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 		c, err := client.HTTP([]string{"http://" + http}, client.Options{})

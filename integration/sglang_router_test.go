@@ -29,7 +29,8 @@ func TestSGLangRouter(t *testing.T) {
 	var clients []kvindexerpb.KVIndexerClient
 	for i := range 2 {
 		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id",
-			fmt.Sprint("n", i), "--partitions", "4", "--replication", "1", "--http-listen", "127.0.0.1:0", "--grpc-listen",
+			fmt.Sprint("n", i), "--partitions", "4",
+			"--partition-replicas", "1", "--http-listen", "127.0.0.1:0", "--grpc-listen",
 			"127.0.0.1:0")}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)

@@ -219,7 +219,7 @@ func TestKeysOfManyEngines(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	example := harness.Run(t, "indexer", "auth", "example", "--shim", "w1", "--pool", "fan", "--model", "m",
+	example := harness.Run(t, "indexer", "auth", "create", "--shim", "w1", "--pool", "fan", "--model", "m",
 		"--keys", keys)
 	if example.Code != 0 {
 		t.Fatal(example.Stderr)
@@ -251,7 +251,7 @@ func TestKeysOfManyEngines(t *testing.T) {
 			}
 		}
 		c.agrees(user, fleet, []string{"m", "other"}, [][]uint32{prompt})
-		c.shim.WaitFor("worker=w3.*indexer auth example --pool NAME --model other")
+		c.shim.WaitFor("worker=w3.*indexer auth create --pool NAME --model other")
 		c.shim.Stop()
 		for _, e := range engines {
 			e.Crash()

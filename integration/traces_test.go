@@ -84,7 +84,7 @@ func TestTraces(t *testing.T) {
 	nodes := map[string]*harness.Indexer{}
 	for _, id := range []string{"a", "b"} {
 		x := &harness.Indexer{NATS: nats, Process: harness.Start(t, "indexer", append([]string{"serve", "--nats", nats,
-			"--node-id", id, "--partitions", "4", "--replication", "1", "--http-listen", "127.0.0.1:0", "--tokenizers",
+			"--node-id", id, "--partitions", "4", "--partition-replicas", "1", "--http-listen", "127.0.0.1:0", "--tokenizers",
 			tokenizers, "--l3-config", harness.WriteStores(t, map[string]hicache.Config{"m": {SGLang: &store}})},
 			sending("1")...)...)}
 		nodes[id] = x

@@ -24,7 +24,7 @@ func TestWrongBlockSizeIsAProblem(t *testing.T) {
 		now := said()
 		return strings.Contains(now, "sim/0: ") &&
 			strings.Contains(now, "blocks of 64 tokens, and blocks of 32 are expected") &&
-			strings.Contains(now, "--block-size 64") && strings.Contains(now, "indexer forget --model m"), now
+			strings.Contains(now, "--block-size 64") && strings.Contains(now, "indexer models remove m"), now
 	})
 	engine.Kill()
 	p := harness.Start(t, "worker-shim", "simulate", "--endpoint", endpoint, "--replay", replay, "--rate", "20",

@@ -25,7 +25,7 @@ func TestWithin(t *testing.T) {
 	var clients []*client.Client
 	for i := range 2 {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "4",
-			"--replication", "1", "--http-listen", "127.0.0.1:0")
+			"--partition-replicas", "1", "--http-listen", "127.0.0.1:0")
 		at := p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		p.WaitFor(`msg=ready`)
 		c, err := client.HTTP([]string{"http://" + at}, client.Options{})

@@ -21,7 +21,7 @@ func authCommand() *cobra.Command {
 		Long: `Keep the keys of NATS users in a folder, and write the configuration of NATS servers for the users. Nodes,
 readers, routers, operators, shims, pools of shims and stores have separate NATS accounts. An account imports the
 subjects of the role from the nodes' account.`,
-	}, authExampleCommand(), authAddCommand(), authRotateCommand(), authRemoveCommand(), authPrintCommand(),
+	}, authCreateCommand(), authAddCommand(), authRotateCommand(), authRemoveCommand(), authPrintCommand(),
 		authPushCommand())
 }
 
@@ -77,10 +77,10 @@ func keysCommand(cmd *cobra.Command, k *upkeep.Keys, flags cli.Flags, do func() 
 	})
 }
 
-func authExampleCommand() *cobra.Command {
+func authCreateCommand() *cobra.Command {
 	k, n := newKeys(), &upkeep.NewKeys{}
-	return cli.Command(&cobra.Command{
-		Use:   "example [--namespace NS]... [--shim WORKER]... [--model M]... [--pool NAME]... --keys DIR",
+	return cli.Command(cli.OldCommand(&cobra.Command{
+		Use:   "create [--namespace NS]... [--shim WORKER]... [--model M]... [--pool NAME]... --keys DIR",
 		Short: "Create keys, and print the matching accounts of a nats-server configuration",
 		Long: `Create keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server
 configuration. A namespace gets a user for indexer nodes, one for readers (queries), one for routers (queries, choices
@@ -96,11 +96,11 @@ every user to standard error. Beside a key the command writes a settings file, N
 
 With --jwt the configuration names an operator in place of users. Servers then accept new shims while running, without
 a new configuration or a reload: run indexer auth add, then indexer auth push.`,
-		Example: `  indexer auth example --namespace prod --shim worker-1 --model llama --keys keys > accounts.conf
+		Example: `  indexer auth create --namespace prod --shim worker-1 --model llama --keys keys > accounts.conf
   indexer serve --nats nats://nats-1 --config keys/prod-node.yaml
   indexer query --nats nats://nats-1 --config keys/prod-reader.yaml --model llama --tokens 1,2,3`,
 		Args: cobra.NoArgs,
-	}, append(userRows(&n.Users), keysRow(k), natsRow(k), resolverRow(k),
+	}, "example"), append(userRows(&n.Users), keysRow(k), natsRow(k), resolverRow(k),
 		cli.Var(&n.Namespaces, "namespace", []string{"default"}, "namespace; may be given again"),
 		cli.Var(&n.Partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have",
 			cli.Between[uint32](1, jetstream.MaxPartitions)),

@@ -26,16 +26,16 @@ func dumpCommand() *cobra.Command {
 		Long: `Print the blocks of workers on standard output, a router event of NVIDIA Dynamo per line:
 {"worker_id":...,"storage_tier":...,"event":{...}}. The source is the newest snapshot of every partition in the bucket,
 so no indexer needs to run. Standard error has the position of the snapshots in the log. With --now, a running indexer
-writes new snapshots first. indexer load reads the lines. Dynamo ignores the further fields of lines: the groups of a
+writes new snapshots first. indexer import reads the lines. Dynamo ignores the further fields of lines: the groups of a
 hybrid model and the groups' blocks.`,
-		Example: `  indexer dump --now | indexer load --model llama --block-size 16 --namespace copy`,
+		Example: `  indexer dump --now | indexer import --model llama --block-size 16 --namespace copy`,
 	}
 	a := remote.StoreFlags(cmd)
 	if err := cmd.Flags().MarkHidden("json"); err != nil { // always JSON
 		panic(err)
 	}
 	return cli.Command(cmd, cli.Flags{
-		cli.Var((*string)(&worker), "worker", "", "this instance only"),
+		cli.Var((*string)(&worker), "worker", "", "this worker only"),
 		cli.Var(&now, "now", false, "have the running indexer write snapshots first"),
 	}, nil, func(ctx context.Context, _ []string) error {
 		if now {
@@ -53,11 +53,11 @@ hybrid model and the groups' blocks.`,
 	})
 }
 
-func loadCommand() *cobra.Command {
+func importCommand() *cobra.Command {
 	var id shim.Identity
 	var worker events.WorkerID
-	cmd := &cobra.Command{
-		Use:   "load --model M --block-size N [--worker ID] [FILE]",
+	cmd := cli.OldCommand(&cobra.Command{
+		Use:   "import --model M --block-size N [--worker ID] [FILE]",
 		Short: "Publish router events from a file, or standard input",
 		Long: `Publish router events, in the format of indexer dump and NVIDIA Dynamo (JSON, one per line), to the log. Every
 rank in the file begins a new incarnation, which clears the rank's earlier blocks. The command refuses a rank with a
@@ -66,9 +66,9 @@ status 2 and the line's number. Earlier lines may be published by then.
 
 With --worker all lines belong to the given worker, and need no worker_id. {"event_id":...,"data":{...}} and
 {"events":[...],"shutdown":false}, the events of Dynamo's workers (KvCacheEvent, KvCacheEvents), are read too.`,
-		Example: `  indexer load --model llama --block-size 16 dump.ndjson`,
+		Example: `  indexer import --model llama --block-size 16 dump.ndjson`,
 		Args:    cobra.MaximumNArgs(1),
-	}
+	}, "load")
 	a := remote.StoreFlags(cmd)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var((*string)(&worker), "worker", "", "the worker of all lines; default: every line names the worker"),

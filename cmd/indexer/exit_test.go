@@ -35,7 +35,8 @@ func TestExitStatus(t *testing.T) {
 		with(query, "--tokens", "1"), {"workers"}, {"status"}, {"cluster"}, {"snapshot", "now"},
 		{"top", "--once"}, {"snapshot",
 			"list"}, {"snapshot", "verify"}, {"resync", "--worker", "w"},
-		{"forget", "w"}, {"dump"}, {"load", "--model", "m", "--block-size", "16", empty},
+		{"workers", "clear", "w"}, {"models", "remove", "m"}, {"dump"},
+		{"import", "--model", "m", "--block-size", "16", empty},
 	}
 	for i := 1; i < len(asks); i++ {
 		asks[i] = append(asks[i], "--nats", nats, "--timeout", "100ms")
@@ -46,10 +47,10 @@ func TestExitStatus(t *testing.T) {
 		said string
 	}
 	cases := []given{
-		{[]string{}, 0, ""}, {[]string{"--help"}, 0, ""}, {[]string{"auth", "example", "--keys",
+		{[]string{}, 0, ""}, {[]string{"--help"}, 0, ""}, {[]string{"auth", "create", "--keys",
 			filepath.Join(dir, "keys")}, 0, ""},
 		// valid, but impossible twice
-		{[]string{"auth", "example", "--keys", filepath.Join(dir, "keys")}, 1, "roster.json"},
+		{[]string{"auth", "create", "--keys", filepath.Join(dir, "keys")}, 1, "roster.json"},
 		{[]string{"probe", "http://" + nobody + "/healthz"}, 1, "refused"},
 		{[]string{"serve", "--nats", nats, "--nats-wait", "0s"}, 1, "not available"},
 
@@ -62,12 +63,14 @@ func TestExitStatus(t *testing.T) {
 			2, "absent"}, {with(query, "--tokens-file", junk), 2, "what"},
 		{with(query, "--hashes", "1", "--lora", "a"), 2, "lora"}, {with(query, "--tokens", "1", "--l3", "perhaps"), 2,
 			"perhaps"},
-		{[]string{"load", absent, "--model", "m", "--block-size", "16", "--nats", nats}, 2,
-			"absent"}, {[]string{"load", junk}, 2, "--model"},
+		{[]string{"import", absent, "--model", "m", "--block-size", "16", "--nats", nats}, 2,
+			"absent"}, {[]string{"import", junk}, 2, "--model"},
 		{[]string{"workers", "change", "w", "--topology", "eu"}, 2, "DOMAIN=VALUE"},
 		{[]string{"workers", "register", "w", "--model", "m"}, 2, "block_size"},
 		{[]string{"workers", "rank-for-removal"}, 2, "--model is required"},
-		{[]string{"resync"}, 2, "--partition"}, {[]string{"forget"}, 2, "worker"}, {[]string{"probe", "ftp://x"}, 2,
+		{[]string{"resync"}, 2, "--partition"}, {[]string{"forget"}, 2, "worker"},
+		{[]string{"workers", "clear"}, 2, "accepts 1 arg"}, {[]string{"models", "remove"}, 2, "accepts 1 arg"},
+		{[]string{"probe", "ftp://x"}, 2,
 			"ftp"}, {[]string{"probe", "http://x", "--timeout", "0s"}, 2, "--timeout"},
 		{[]string{"probe", "ftp://u:geheim@x"}, 2, "ftp"}, {[]string{"probe", "http://u:geheim@x:%zz"}, 2, "cannot be read"},
 		{[]string{"probe", "http://u:geheim@" + serves.Listener.Addr().String()}, 1, "404"},
@@ -88,7 +91,7 @@ func TestExitStatus(t *testing.T) {
 		{[]string{"serve", "--pending-for", "-1s"}, 2, "--pending-for -1s is negative"},
 		{[]string{"serve", "--nats", nats, "--nats-wait", "0s", "--request-expiry", "1194h"}, 2,
 			"--request-expiry 1194h0m0s is more than 1193h2m47.295s"},
-		{[]string{"auth", "example", "--keys", filepath.Join(dir, "more"), "--shim", long}, 2, "256"},
+		{[]string{"auth", "create", "--keys", filepath.Join(dir, "more"), "--shim", long}, 2, "256"},
 		{[]string{"demo", "--trace", absent}, 2, "absent"}, {[]string{"demo", "--trace", junk}, 2,
 			"line 1"}, {[]string{"demo", "--trace", empty}, 2, "two"},
 		{[]string{"bench", "index", "--corpus", absent}, 2, "absent"}, {[]string{"bench", "index", "--corpus", junk}, 2,

@@ -32,7 +32,7 @@ queries over NATS and HTTP.
 	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
 		capacityCommand(), prefixesCommand(), tenantsCommand(), workersCommand(), sessionsCommand(), statusCommand(),
 		topCommand(), clusterCommand(),
-		doctorCommand(), snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), namespaceCommand(),
-		dumpCommand(), loadCommand(), demo.Command(), command.Command(), routesim.Command(), whatif.Command(), probeCommand(),
-		lameDuckCommand(), authCommand(), tokenizerCommand())
+		doctorCommand(), snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), modelsCommand(),
+		namespaceCommand(), dumpCommand(), importCommand(), demo.Command(), command.Command(), routesim.Command(),
+		whatif.Command(), probeCommand(), lameDuckCommand(), authCommand(), tokenizerCommand())
 }

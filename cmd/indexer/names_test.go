@@ -1,21 +1,20 @@
 package main
 
 import (
+	"slices"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/serve/cli/clitest"
 )
 
-// TestOldFlagsOfServe: the old names of flags set the values of the new names.
-func TestOldFlagsOfServe(t *testing.T) {
-	f := serveCommand().Flags()
-	if err := f.Parse([]string{"--max-parked", "1", "--park-for", "2s", "--max-remembered", "3", "--remember-for",
-		"4s"}); err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]string{
-		"max-pending": "1", "pending-for": "2s", "max-tombstones": "3", "tombstone-for": "4s",
-	} {
-		if got := f.Lookup(name); !got.Changed || got.Value.String() != want {
-			t.Errorf("--%s is %s, want %s", name, got.Value, want)
+// TestOldNames: the old names of flags and commands work with a warning.
+func TestOldNames(t *testing.T) {
+	got := clitest.OldNames(t, rootCommand)
+	for _, name := range []string{"indexer auth example", "indexer forget", "indexer load", "indexer serve --replicas",
+		"indexer serve --replication", "indexer serve --max-parked", "indexer serve --park-for",
+		"indexer serve --max-remembered", "indexer serve --remember-for", "indexer bench select --replication"} {
+		if !slices.Contains(got, name) {
+			t.Errorf("%s is not accepted", name)
 		}
 	}
 }

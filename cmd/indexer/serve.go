@@ -17,8 +17,8 @@ func serveCommand() *cobra.Command {
 		Short: "Run an indexer, with an embedded or an existing NATS server",
 		Long: `Run an indexer. With --data (the default) the program runs a NATS server with JetStream in this process, keeps
 all state in the data folder, and serves shims and clients on --nats-listen. With --nats the program joins an existing
-NATS server and the nodes of the namespace. The nodes share the partitions: --replication nodes keep a partition. A new
-node of a partition restores the partition before an earlier node releases the partition.
+NATS server and the nodes of the namespace. The nodes share the partitions: --partition-replicas nodes keep each
+partition. A new node of a partition restores the partition before an earlier node releases the partition.
 
 The program restores the last snapshot, applies the following part of the log, and then answers queries over NATS and
 HTTP. SIGINT and SIGTERM end the program in good order. After any other end, the next start loses nothing.`,
@@ -31,8 +31,6 @@ HTTP. SIGINT and SIGTERM end the program in good order. After any other end, the
 	rows.Add(f)
 	s.NATS = cli.NATSFlags(f, true)
 	s.Security = cli.HTTPSecurityFlags(f, "HTTP and gRPC")
-	cli.Renamed(f, map[string]string{"max-parked": "max-pending", "park-for": "pending-for",
-		"max-remembered": "max-tombstones", "remember-for": "tombstone-for"}) // the old names for a release
 	cli.Exclusive(f, "data", "nats")
 	s.L3Master = cli.MasterFlags(f)
 	s.Rule = cli.DialFlag(f, "networks of permitted addresses of clients, leases and registrations")

@@ -96,13 +96,15 @@ func clusterRows(s *launch.Process) cli.Flags {
 			"number of indexes for the partitions of this node, with separate writers, at most one per "+
 				"partition (default: one per two cores)",
 			cli.NotNegative[int]()),
-		cli.Var(&s.Replicas, "replicas", 1,
-			"copies of streams and buckets on the NATS servers: 1, 3 or 5",
-			cli.OneOf("is none of 1, 3, 5", 1, 3, 5)),
-		cli.Var(&s.Replication, "replication", 0,
-			"with --nats: number of nodes with a copy of a partition; the greatest setting of any node counts "+
+		cli.Var(&s.Replicas, "nats-replicas", 1,
+			"number of NATS servers with a copy of each stream and bucket: 1, 3 or 5",
+			cli.OneOf("is none of 1, 3, 5", 1, 3, 5)).
+			Old("replicas"),
+		cli.Var(&s.Replication, "partition-replicas", 0,
+			"with --nats: number of nodes with a copy of each partition; the greatest setting of any node counts "+
 				"(default: all, or 2 if there are more than three)",
-			cli.NotNegative[int]()),
+			cli.NotNegative[int]()).
+			Old("replication"),
 		cli.Var(&s.Drain, "drain-timeout", 20*time.Second,
 			"how long after SIGTERM this node may serve until the cluster has new nodes for all partitions",
 			cli.Positive[time.Duration]()),
@@ -137,17 +139,21 @@ func storageRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.SnapshotBlocks, "snapshot-blocks", 2_000_000,
 			"number of stored or removed blocks that makes a snapshot due earlier"),
 		cli.Var(&s.Index.MaxPending, "max-pending", radix.DefaultMaxPending,
-			"limit of a rank's pending blocks, which wait for parents; beyond the limit, the oldest are dropped"),
+			"limit of a rank's pending blocks, which wait for parents; beyond the limit, the oldest are dropped").
+			Old("max-parked"),
 		cli.Var(&s.Index.MaxPendingBytes, "max-pending-bytes", radix.DefaultMaxPendingBytes,
 			"memory of a rank's pending blocks, 128 bytes a block and 288 an event; beyond the limit, the oldest are dropped",
 			cli.NotNegative[int]()),
 		cli.Var(&s.PendingFor, "pending-for", 0,
 			"age of a pending block at the drop; 0: never, the block waits for the parent or a removal",
-			cli.NotNegative[time.Duration]()),
+			cli.NotNegative[time.Duration]()).
+			Old("park-for"),
 		cli.Var(&s.Index.MaxTombstones, "max-tombstones", radix.DefaultMaxTombstones,
-			"limit of a rank's tombstones: removals with a place in memory beyond the removing message"),
+			"limit of a rank's tombstones: removals with a place in memory beyond the removing message").
+			Old("max-remembered"),
 		cli.Var(&s.TombstoneFor, "tombstone-for", time.Duration(radix.DefaultTombstoneFor)*time.Millisecond,
-			"how long a tombstone is kept"),
+			"how long a tombstone is kept").
+			Old("remember-for"),
 	}
 }
 

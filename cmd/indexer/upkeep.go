@@ -68,50 +68,89 @@ NATS user needs the rights of an indexer node.`,
 	})
 }
 
+func clearCommand() *cobra.Command {
+	var rank uint32
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "clear WORKER [--rank N]",
+		Short: "Clear the blocks of a worker with an engine gone for good",
+		Long: `Write into the log that a worker, or a rank of the worker, holds no blocks and has ended. Use the command for
+an engine that will not come back and keeps a partition in the state "resync needed". A worker with a lease needs no
+command, since the lease expires. To end the registration of a worker without a shim, use indexer workers remove.
+
+The command refuses a rank with a running shim, unless --force is set. A forced shim begins a new incarnation at the
+next event, with the blocks that the engine can repeat. Only NATS needs to run. Exit status 1 if the worker is unknown.`,
+		Example: `  indexer workers clear w1
+  indexer workers clear w1 --rank 3`,
+		Args: cobra.ExactArgs(1),
+	}
+	a := remote.StoreFlags(cmd)
+	return cli.Command(cmd, append(rankRows(&rank), forceRow(&force, "even if a running shim serves the rank")), nil,
+		func(ctx context.Context, args []string) error {
+			return clearWorker(ctx, a, events.WorkerID(args[0]), rankOf(cmd, &rank), force)
+		})
+}
+
+func rankRows(rank *uint32) cli.Flags {
+	return cli.Flags{cli.Var(rank, "rank", 0, "this rank alone (default: all ranks in the log)")}
+}
+
+func forceRow(force *bool, help string) cli.Flag { return cli.Var(force, "force", false, help) }
+
+// rankOf returns the rank of --rank; nil without the flag.
+func rankOf(cmd *cobra.Command, rank *uint32) *events.Rank {
+	if !cmd.Flags().Changed("rank") {
+		return nil
+	}
+	return (*events.Rank)(rank)
+}
+
+func modelsCommand() *cobra.Command {
+	return cli.Group(&cobra.Command{Use: "models", Short: "Manage the registered block sizes of models"},
+		removeModelCommand())
+}
+
+func removeModelCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "remove MODEL",
+		Short: "Remove a model's registered block size, so that the next worker of the model sets it",
+		Long: `Remove the registered block size of a model. The first worker of a model sets the block size, and a worker with a
+different size is refused, even after the end of the first worker. The command refuses a model with workers, unless
+--force is set. An indexer must run to list the workers.`,
+		Example: `  indexer models remove llama`,
+		Args:    cobra.ExactArgs(1),
+	}
+	a := remote.StoreFlags(cmd)
+	return cli.Command(cmd, cli.Flags{forceRow(&force, "even if the model has workers")}, nil,
+		func(ctx context.Context, args []string) error { return removeModel(ctx, a, args[0], force) })
+}
+
+// forgetCommand is the old command for a worker's blocks and a model's block size.
 func forgetCommand() *cobra.Command {
 	var rank uint32
 	var force bool
 	var model string
-	cmd := &cobra.Command{
+	cmd := cli.MovedCommand(&cobra.Command{
 		Use:   "forget WORKER [--rank N] | --model M",
-		Short: "Clear the blocks of a worker with an engine gone for good; or let a model change the block size",
-		Long: `Write into the log that a worker, or a rank of the worker, holds no blocks and has ended. Use the command for
-an engine that will not come back and keeps a partition in the state "resync needed". A worker with a lease needs no
-command, since the lease expires.
-
-The command refuses a rank with a running shim, unless --force is set. A forced shim begins a new incarnation at the
-next event, with the blocks that the engine can repeat. Only NATS needs to run. Exit status 1 if the worker is unknown.
-
-With --model, the command removes the registered block size of the model. The first worker of a model sets the block
-size, and a worker with a different size is refused, even after the end of the first worker. The command refuses a
-model with workers, unless --force is set. An indexer must run to list the workers.`,
-		Example: `  indexer forget w1
-  indexer forget w1 --rank 3
-  indexer forget --model llama`,
-		Args: cobra.MaximumNArgs(1),
-	}
+		Short: "Old name of indexer workers clear and indexer models remove",
+		Args:  cobra.MaximumNArgs(1),
+	}, "indexer workers clear WORKER or indexer models remove MODEL")
 	a := remote.StoreFlags(cmd)
-	return cli.Command(cmd, cli.Flags{
+	return cli.Command(cmd, append(rankRows(&rank), forceRow(&force, "even if a running shim serves the rank"),
 		cli.Var(&model, "model", "", "the block size of this model"),
-		cli.Var(&rank, "rank", 0, "this rank alone (default: all ranks in the log)"),
-		cli.Var(&force, "force", false, "even if a running shim serves the rank"),
-	}, nil, func(ctx context.Context, args []string) error {
-		one := cmd.Flags().Changed("rank")
-		switch {
-		case (model == "") == (len(args) == 0):
-			return cli.UsageErrorf("give a worker or --model")
-		case model != "" && one:
-			return cli.UsageErrorf("--rank is of a worker")
-		case model != "":
-			return forgetModel(ctx, a, model, force)
-		case one:
-			return forgetWorker(ctx, a, events.WorkerID(args[0]), (*events.Rank)(&rank), force)
+	), func(wrong *cli.Complaints) {
+		wrong.When((model == "") == (cmd.Flags().NArg() == 0), "give a worker or --model")
+		wrong.When(model != "" && cmd.Flags().Changed("rank"), "--rank is of a worker")
+	}, func(ctx context.Context, args []string) error {
+		if model != "" {
+			return removeModel(ctx, a, model, force)
 		}
-		return forgetWorker(ctx, a, events.WorkerID(args[0]), nil, force)
+		return clearWorker(ctx, a, events.WorkerID(args[0]), rankOf(cmd, &rank), force)
 	})
 }
 
-func forgetModel(ctx context.Context, a *remote.Target, model string, force bool) error {
+func removeModel(ctx context.Context, a *remote.Target, model string, force bool) error {
 	return a.Reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) error {
 		ctx, cancel := context.WithTimeout(ctx, a.Timeout)
 		defer cancel()
@@ -123,7 +162,7 @@ func forgetModel(ctx context.Context, a *remote.Target, model string, force bool
 	})
 }
 
-func forgetWorker(ctx context.Context, a *remote.Target, worker events.WorkerID, rank *events.Rank, force bool) error {
+func clearWorker(ctx context.Context, a *remote.Target, worker events.WorkerID, rank *events.Rank, force bool) error {
 	return a.Reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) error {
 		ctx, cancel := context.WithTimeout(ctx, max(a.Timeout, time.Minute))
 		defer cancel()
@@ -150,7 +189,7 @@ Only the shims and NATS need to run. Exit status 1 if no shim answers.`,
 	a := remote.StoreFlags(cmd)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var(&partition, "partition", 0, "all workers of this partition"),
-		cli.Var((*string)(&worker), "worker", "", "all ranks of this instance"),
+		cli.Var((*string)(&worker), "worker", "", "all ranks of this worker"),
 	}, func(wrong *cli.Complaints) {
 		wrong.When(cmd.Flags().Changed("partition") == (worker != ""), "give --partition or --worker")
 	}, func(ctx context.Context, _ []string) error {

@@ -26,7 +26,7 @@ facts.`,
   indexer workers undrain w1
   indexer workers change w1 --role decode --taint gpu=h100`,
 	}, remote.Request[*api.WorkerList]{Send: remote.Get((*client.Client).Workers), Print: tables.Workers})
-	cmd.AddCommand(drainCommand(), undrainCommand(), changeCommand(), registerCommand(), removeCommand(),
+	cmd.AddCommand(drainCommand(), undrainCommand(), changeCommand(), registerCommand(), removeCommand(), clearCommand(),
 		rankForRemovalCommand())
 	return cmd
 }
@@ -104,6 +104,8 @@ func removeCommand() *cobra.Command {
 	return changing(&cobra.Command{
 		Use:   "remove WORKER",
 		Short: "End the registration of a worker without a shim; or remove a worker with an expired lease from lists",
+		Long: `End the registration of a worker without a shim, or remove a worker with an expired lease from lists. For the
+blocks of an engine that will not come back, use indexer workers clear.`,
 	}, &worker, nil, asIs, func(ctx context.Context, c *client.Client) (*api.Worker, error) {
 		return c.RemoveWorker(ctx, worker)
 	})

@@ -45,7 +45,6 @@ func newOptions(f *pflag.FlagSet) *options {
 	o := &options{shim: &host.Shim{Shared: &host.Shared{}}, flags: f}
 	o.table = o.rows(&o.shim.Settings)
 	o.table.Add(f)
-	cli.Renamed(f, map[string]string{"instance": "worker"})
 	o.nats = cli.NATSFlags(f, false)
 	o.engineNATS = cli.OtherNATSFlags(f, "engine-nats",
 		"of dynamo-nats: the NATS server of the Dynamo fleet, if different from --nats")
@@ -99,7 +98,8 @@ func (o *options) sourceRows(s *host.Settings) cli.Flags {
 func workerRows(s *host.Settings) cli.Flags {
 	return cli.Flags{
 		cli.Var(&s.Worker, "worker", "",
-			"the worker's name in routers (required)"),
+			"the worker's name in routers (required)").
+			Old("instance"),
 		cli.Var(&s.Rank, "rank", 0,
 			"data-parallel rank, or the first of several ranks"),
 		cli.Var(&s.Ranks, "ranks", 1,
@@ -204,9 +204,10 @@ func (o *options) discoveryRows() cli.Flags {
 func podRows(p *pods.Settings) cli.Flags {
 	return cli.Flags{
 		cli.Var(&p.Selector, "selector", "",
-			"labels of the pods, such as app=vllm (required, or --pool)"),
-		cli.Var(&p.Pool, "pool", "",
-			"InferencePool for the selector and the first port"),
+			"labels of the pods, such as app=vllm (required, or --inference-pool)"),
+		cli.Var(&p.Pool, "inference-pool", "",
+			"InferencePool for the selector and the first port").
+			Old("pool"),
 		cli.Var(&p.Namespace, "pods-namespace", "",
 			"Kubernetes namespace of the pods; * for all (default: the namespace of this pod)"),
 		cli.Var(&p.Group, "share-as", "",

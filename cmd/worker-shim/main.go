@@ -86,7 +86,7 @@ Mooncake master, so that indexers need no requests to the store. Only --engine a
 
 func podsCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "pods --selector LABELS | --pool NAME",
+		Use:   "pods --selector LABELS | --inference-pool NAME",
 		Short: "Publish the events of all engines in the pods with these labels",
 		Long: `Watch the pods with the labels and run the shims of the engines in this process. No pod needs a sidecar. In the
 flags, POD_IP, POD_NAME and POD_NAMESPACE stand for the values of a pod. By default the shim reads an engine's settings
@@ -96,7 +96,7 @@ A deleted or terminating pod loses the registration at once. Several replicas wi
 The process needs the rights to list and watch pods and, with --share-as, to get, list, watch, create, update and delete
 Leases.`,
 		Example: `  worker-shim pods --selector app=vllm
-  worker-shim pods --pool llama --share-as llama-shims
+  worker-shim pods --inference-pool llama --share-as llama-shims
   worker-shim pods --selector app=vllm --engine tcp://POD_IP:5557 --replay tcp://POD_IP:5657 --model llama ` +
 			`--block-size 16`,
 		Args: cobra.NoArgs,

@@ -32,7 +32,7 @@ fi
 if [ -s keys/roster.json ]; then
   "$indexer" auth print --keys keys >accounts.conf.new
 else
-  "$indexer" auth example --keys keys --shim worker-1 --shim worker-2 --model sim >accounts.conf.new
+  "$indexer" auth create --keys keys --shim worker-1 --shim worker-2 --model sim >accounts.conf.new
 fi
 mv accounts.conf.new accounts.conf
 chmod 644 keys/default-node.nk keys/default-shim-*.nk

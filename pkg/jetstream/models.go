@@ -111,7 +111,7 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 		model, err := parseModel(e.Key, e.Value)
 		if err != nil {
 			m.log.Warn("a model's record cannot be read; what was known of the model stays", "key", e.Key, "error", err,
-				"what_to_do", "restart a shim of the model, which writes it again, or indexer forget --model")
+				"what_to_do", "restart a shim of the model, which writes it again, or indexer models remove MODEL")
 			select {
 			case m.bad <- *e:
 			default: // the next start of an indexer finds it again
@@ -145,7 +145,7 @@ func (m *Models) keepRecord(ctx context.Context) {
 			if err == nil {
 				if lost != nil {
 					m.log.Warn("the namespace's record was lost; it is written again", "error", lost, "what_to_do",
-						"see who but nodes may write to the bucket: indexer auth example prints what each user needs")
+						"see who but nodes may write to the bucket: indexer auth create prints what each user needs")
 				}
 				break
 			}

@@ -237,7 +237,7 @@ func (b *bench) measure(ctx context.Context, c contender) (r result, err error) 
 			return r, err
 		}
 		for i, e := range l.Engines {
-			p, err := start(b.shim, "run", "--engine", e.Endpoint, "--replay", e.Replay, "--instance", strconv.Itoa(i),
+			p, err := start(b.shim, "run", "--engine", e.Endpoint, "--replay", e.Replay, "--worker", strconv.Itoa(i),
 				"--model", "m",
 				"--block-size", strconv.Itoa(blockSize), "--nats", nats)
 			if err != nil {

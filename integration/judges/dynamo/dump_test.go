@@ -29,7 +29,7 @@ func TestDynamoReadsOurDump(t *testing.T) {
 	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if r := harness.Run(t, "indexer", "load", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats",
+	if r := harness.Run(t, "indexer", "import", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize), "--nats",
 		x.NATS, file); r.Code != 0 {
 		t.Fatalf("load: %+v", r)
 	}

@@ -165,7 +165,7 @@ imagePullSecrets: [{name: registry}]
 namespace: prod
 indexer:
   replicas: 5
-  replication: 3
+  partitionReplicas: 3
   drainTimeout: 60
   extraArgs: [--policy=least_load, --metrics-workers=100]
   resources: {requests: {cpu: 500m}, limits: {memory: 8Gi}}
@@ -289,7 +289,8 @@ func TestValues(t *testing.T) {
 	container := at(pod, "containers", 0)
 	args := fmt.Sprint(at(container, "args"))
 	for _, arg := range []string{"--nats=tls://nats-1:4222,tls://nats-2:4222", "--nats-ca=/etc/kvatlas/nats-ca/ca.crt",
-		"--namespace=prod", "--replication=3", "--replicas=3", "--drain-timeout=60s", "--http-cert=/etc/kvatlas/tls/tls.crt",
+		"--namespace=prod", "--partition-replicas=3", "--nats-replicas=3", "--drain-timeout=60s",
+		"--http-cert=/etc/kvatlas/tls/tls.crt",
 		"--http-key=/etc/kvatlas/tls/tls.key", "--grpc-listen=0.0.0.0:9003", "--policy=least_load",
 		"--http-token-file=/etc/kvatlas/http/token", "--grpc-client-ca=/etc/kvatlas/grpc-ca/ca.crt"} {
 		if !strings.Contains(args, arg) {
@@ -610,6 +611,26 @@ func TestNotes(t *testing.T) {
 		if !strings.Contains(notes, word) {
 			t.Errorf("the notes do not name %s:\n%s", word, notes)
 		}
+	}
+}
+
+// TestOldValues: the old name of a value has the effect of the new name, and the notes have a warning.
+func TestOldValues(t *testing.T) {
+	const old = "indexer: {replicas: 3, replication: 3}\nnats: {mode: external, url: nats://nats:4222}\n"
+	files, err := render(t, old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := files["kvatlas/templates/indexer.yaml"]; !strings.Contains(text, "--partition-replicas=3") {
+		t.Errorf("the indexers have no --partition-replicas=3:\n%s", text)
+	}
+	const warning = "indexer.replication is the old name of indexer.partitionReplicas"
+	if notes := files["kvatlas/templates/NOTES.txt"]; !strings.Contains(notes, warning) {
+		t.Errorf("no warning: %s", notes)
+	}
+	files, err = render(t, strings.Replace(old, "replication", "partitionReplicas", 1))
+	if err != nil || strings.Contains(files["kvatlas/templates/NOTES.txt"], "old name") {
+		t.Errorf("%v, %s", err, files["kvatlas/templates/NOTES.txt"])
 	}
 }
 

@@ -46,7 +46,7 @@ func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 	})
 	keys := t.TempDir()
 	cmd := exec.Command(filepath.Join(cluster.dir, "bin", "indexer"),
-		append([]string{"auth", "example", "--keys", keys}, auth...)...)
+		append([]string{"auth", "create", "--keys", keys}, auth...)...)
 	accounts, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("%s: %v", cmd, err)

@@ -116,7 +116,7 @@ func withoutMonitors(t *testing.T, file string) (path string) {
 func TestKubernetesRuns(t *testing.T) {
 	dir := t.TempDir()
 	keys := filepath.Join(dir, "keys")
-	accounts := harness.Run(t, "indexer", "auth", "example", "--keys", keys, "--model", "sim",
+	accounts := harness.Run(t, "indexer", "auth", "create", "--keys", keys, "--model", "sim",
 		"--shim", "engine-example-0", "--shim", "engine-example-1")
 	if accounts.Code != 0 {
 		t.Fatal(accounts.Stderr)
@@ -136,7 +136,7 @@ func TestKubernetesRuns(t *testing.T) {
 		"nats://kvatlas-nats:4222", "nats://"+client, "/etc/kvatlas/keys/", keys+"/default-",
 		"/etc/kvatlas/shim.nk", keys+"/default-shim-engine-example-0.nk", "/etc/kvatlas/http/token", token,
 		"0.0.0.0:8090", "127.0.0.1:0", "127.0.0.1:5557", engine, "127.0.0.1:5657", replay, "$(POD_NAME)", "engine-example-0",
-		"--replicas=3", "--replicas=1",
+		"--nats-replicas=3", "--nats-replicas=1",
 	)
 	objects := map[string]manifest{}
 	args := map[string][]string{} // by container
@@ -188,7 +188,7 @@ func TestKubernetesRuns(t *testing.T) {
 func TestChartEmbeddedRuns(t *testing.T) {
 	dir := t.TempDir()
 	keys, token := filepath.Join(dir, "keys"), filepath.Join(dir, "token")
-	accounts := harness.Run(t, "indexer", "auth", "example", "--keys", keys)
+	accounts := harness.Run(t, "indexer", "auth", "create", "--keys", keys)
 	if accounts.Code != 0 {
 		t.Fatal(accounts.Stderr)
 	}

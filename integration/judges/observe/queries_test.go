@@ -47,7 +47,8 @@ func newWorld(t *testing.T) *world {
 		PageSize: harness.BlockSize, TPSize: 1, PPSize: 1, ModelName: "org/m", Directory: t.TempDir()}}})
 	var nodes []*harness.Process
 	for _, id := range []string{"node-a", "node-b", "node-c"} {
-		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2",
+		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id,
+			"--partition-replicas", "2",
 			"--partitions", "4", "--http-listen", "127.0.0.1:0", "--l3-config", stores))
 	}
 	for _, n := range nodes {

@@ -34,7 +34,7 @@ func TestCost(t *testing.T) {
 	var addresses []string
 	for i := range 3 {
 		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i+1),
-			"--replication", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0"))
+			"--partition-replicas", "2", "--partitions", "8", "--http-listen", "127.0.0.1:0"))
 	}
 	for _, n := range nodes {
 		addresses = append(addresses, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])

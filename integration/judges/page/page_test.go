@@ -582,7 +582,8 @@ func TestOneReplica(t *testing.T) {
 	t.Parallel()
 	nats, address := harness.StartNATS(t), ""
 	for _, id := range []string{"node-a", "node-b"} {
-		n := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "1", "--partitions", "4",
+		n := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id,
+			"--partition-replicas", "1", "--partitions", "4",
 			"--http-listen", "127.0.0.1:0")
 		address = n.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	}

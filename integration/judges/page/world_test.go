@@ -41,7 +41,8 @@ func newWorld(t *testing.T) *world {
 	w.nats = nats
 	var nodes []*harness.Process
 	for i, id := range []string{"node-a", "node-b", "node-c"} {
-		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--replication", "2",
+		nodes = append(nodes, harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id,
+			"--partition-replicas", "2",
 			"--partitions", "8", "--http-listen", "127.0.0.1:0", "--zone", zones[i]))
 	}
 	for _, n := range nodes {

@@ -164,7 +164,8 @@ func TestTop(t *testing.T) {
 	}
 	server := serveNATS()
 	for _, id := range []string{"node-a", "node-b"} {
-		harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", id, "--replication", "2", "--partitions", "4",
+		harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", id,
+			"--partition-replicas", "2", "--partitions", "4",
 			"--http-listen", "127.0.0.1:0", "--request-expiry", "1h").WaitFor(`msg=ready`)
 	}
 	var engines []*enginesim.Engine

@@ -85,8 +85,8 @@ func startClusterWorld(
 		id := fmt.Sprintf("node-%d", i+1)
 		d := w.daemon("indexer "+id, programs("indexer"), func(code int, last string) bool {
 			return code == 1 && strings.Contains(last, "not available")
-		}, append([]string{"serve", "--nats", toNATS(id), "--node-id", id, "--replication", fmt.Sprint(clusterCopies),
-			"--replicas", fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
+		}, append([]string{"serve", "--nats", toNATS(id), "--node-id", id, "--partition-replicas", fmt.Sprint(clusterCopies),
+			"--nats-replicas", fmt.Sprint(clusterServers), "--http-listen", "127.0.0.1:0",
 			"--partitions", fmt.Sprint(clusterPartitions), "--index-shards", fmt.Sprint(1 + i%3),
 			"--snapshot-interval", interval, "--log-bytes", fmt.Sprint(64 << 20), "--pending-for",
 			"24h", "--tombstone-for", "24h", "--log-level", "debug"}, args...)...)

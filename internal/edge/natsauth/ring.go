@@ -122,7 +122,7 @@ func Create(dir string, mode Mode) (*Ring, error) {
 func Open(dir string) (*Ring, error) {
 	text, err := os.ReadFile(filepath.Join(dir, rosterFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s has no %s: make keys with `indexer auth example`", dir, rosterFile)
+		return nil, fmt.Errorf("%s has no %s: make keys with `indexer auth create`", dir, rosterFile)
 	}
 	if err != nil {
 		return nil, err

@@ -429,7 +429,7 @@ func otherBlockSize(size uint32, model string) string {
 		is = fmt.Sprint(size)
 	}
 	return fmt.Sprintf("unregister the worker and register it with block_size %s; if the model has another size then: "+
-		"indexer forget --model %s", is, escape.Shell(model))
+		"indexer models remove %s", is, escape.Operand(model))
 }
 
 // groupsOf returns the KV-cache groups in a registration.

@@ -228,7 +228,7 @@ func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 		m.revision = entry.Revision
 		err = fmt.Errorf("node %s: the record in bucket %s is unreadable: %w", m.cfg.Node, m.cfg.Bucket.Name(), err)
 		m.cfg.Log.Warn("this node's record cannot be read; it is written again", "error", err, "what_to_do",
-			"see who but nodes may write to the bucket of nodes: indexer auth example prints what each user needs")
+			"see who but nodes may write to the bucket of nodes: indexer auth create prints what each user needs")
 	case there.Session == m.cfg.Session: // a late write of this member
 		m.revision = entry.Revision
 	case entry.Revision < m.revision:

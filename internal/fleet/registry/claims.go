@@ -435,4 +435,4 @@ const UnclaimedProblem = "ranks are ignored because their workers have not claim
 
 // ClaimRemedy is the remedy for a worker under a model without a claim.
 const ClaimRemedy = "run a worker-shim of this release, with a NATS user that may claim the model " +
-	"(indexer auth example --shim WORKER --model MODEL); if the worker does not serve the model, revoke its NATS key"
+	"(indexer auth create --shim WORKER --model MODEL); if the worker does not serve the model, revoke its NATS key"

@@ -172,7 +172,7 @@ func (r *Registry) markNames(s *api.Status) {
 	if len(taken) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("names that workers accept are not used, since they are models "+
 			"themselves: %s; what to do: serve the model under one name, or, if no worker serves the model of that name "+
-			"any more: indexer forget --model NAME", First(taken)))
+			"any more: indexer models remove NAME", First(taken)))
 	}
 	if len(ambiguous) > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("names that workers of several models accept are refused: %s; what "+
@@ -181,7 +181,7 @@ func (r *Registry) markNames(s *api.Status) {
 	}
 	if len(unclaimed) > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("names that workers accept are not used, since their NATS keys do not "+
-			"permit them: %s; what to do: permit them if the worker may serve them (indexer auth example --shim WORKER "+
+			"permit them: %s; what to do: permit them if the worker may serve them (indexer auth create --shim WORKER "+
 			"--model MODEL --model NAME)", First(unclaimed)))
 	}
 }

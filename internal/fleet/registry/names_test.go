@@ -109,7 +109,7 @@ func TestNamesOfModels(t *testing.T) {
 	models["chat"] = 16 // the model stays registered: workers may return
 	c.ModelsChanged()
 	c.resolves("chat", "chat")
-	c.reports("indexer forget")
+	c.reports("indexer models remove")
 	delete(models, "chat")
 	c.ModelsChanged()
 

@@ -84,7 +84,7 @@ func (r *Registry) markSkipped(s *api.Status) {
 		slices.Sort(others)
 		s.Problems = append(s.Problems, fmt.Sprintf("the registrations of %d ranks are skipped: %s; what to do: restart "+
 			"their shims with the registered --block-size, or revoke their keys; if the registered size is wrong: "+
-			"indexer forget --model", len(others), First(others)))
+			"indexer models remove MODEL", len(others), First(others)))
 	}
 	if beyond.ranks > 0 && time.Since(beyond.at) < skippedFor {
 		s.Problems = append(s.Problems, fmt.Sprintf("%d registrations of ranks beyond the limit were skipped, the last of "+

@@ -101,7 +101,7 @@ func (r *Runner[M]) Run(ctx context.Context) {
 
 func (r *Runner[M]) listenFailed(err error) {
 	r.cfg.Log.Warn("other nodes' "+r.cfg.Entries+" cannot be heard; it is tried again", "error", err, "what_to_do",
-		"grant the permission to this user: indexer auth example prints the permissions of all users")
+		"grant the permission to this user: indexer auth create prints the permissions of all users")
 }
 
 func (r *Runner[M]) receive(m jetstream.Request) {

@@ -297,7 +297,7 @@ func (v *View) otherSizes(model string, registered uint32) string {
 	}
 	return fmt.Sprintf("events of ranks for model %q differ from the registered block size %d and are not used: "+
 		"%s%s; what to do: restart the shims with --block-size %d, or revoke the keys of the shims; if the registered "+
-		"size is "+"wrong: indexer forget --model", model, registered, strings.Join(others, ", "), more, registered)
+		"size is wrong: indexer models remove MODEL", model, registered, strings.Join(others, ", "), more, registered)
 }
 
 func clusterStatus(v *cluster.View, self string) *api.ClusterStatus {

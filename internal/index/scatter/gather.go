@@ -455,7 +455,7 @@ func (c *call) failed(id int, err *api.Error) []Request {
 	switch err.Code {
 	case api.CodeTooLarge:
 		c.fatal = api.Errorf(api.CodeTooLarge, "the query needs other nodes, and a message between nodes has room for "+
-			"some 112,000 blocks; give engines larger blocks, or have each node keep all partitions (--replication)")
+			"some 112,000 blocks; give engines larger blocks, or have each node keep all partitions (--partition-replicas)")
 		return nil
 	case api.CodeBehind:
 		c.behind = err

@@ -625,7 +625,7 @@ func TestTooLargeBetweenNodes(t *testing.T) {
 		View: func() View { return g.fleet }, Hedges: &rpc.Budget{},
 		Transport: &refusing{with: api.Errorf(api.CodeTooLarge, "ask over HTTP, or send hashes")}})
 	_, err := s.Find(t.Context(), &api.Query{Model: "m", Hashes: api.Hashes{1}})
-	if code(err) != api.CodeTooLarge || !strings.Contains(err.Error(), "--replication") ||
+	if code(err) != api.CodeTooLarge || !strings.Contains(err.Error(), "--partition-replicas") ||
 		strings.Contains(err.Error(), "HTTP") {
 		t.Errorf("%v", err)
 	}

@@ -60,8 +60,9 @@ func (p *Settings) SetDefaults(s *host.Shim) {
 // Check rejects settings without an engine in a pod. The error is a usage error.
 func (p *Settings) Check(s *host.Shim) error {
 	var wrong usage.Complaints
-	wrong.When((p.Selector == "") == (p.Pool == ""), "give either --selector or --pool")
-	wrong.When(p.Pool != "" && p.Namespace == AllNamespaces, "--pool is in one namespace, not in --pods-namespace %s",
+	wrong.When((p.Selector == "") == (p.Pool == ""), "give either --selector or --inference-pool")
+	wrong.When(p.Pool != "" && p.Namespace == AllNamespaces,
+		"--inference-pool is in one namespace, not in --pods-namespace %s",
 		AllNamespaces)
 	wrong.When(s.Listen, "--listen is not for pods")
 	wrong.When(p.Replica != "" && p.Group == "", "--replica has no effect without --share-as")

@@ -222,6 +222,6 @@ func (r *loadRelay) publish(worker events.WorkerID, loads *api.EngineLoads) {
 	}
 	if err != nil {
 		r.f.bad.WarnTo(r.f.log, "an engine's load could not be passed on", "worker", worker, "error", err,
-			"what_to_do", "check NATS, and the right of this user to publish for the worker (indexer auth example)")
+			"what_to_do", "check NATS, and the right of this user to publish for the worker (indexer auth create)")
 	}
 }

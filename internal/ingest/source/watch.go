@@ -172,7 +172,7 @@ func (w *watch) end(was state, report api.QuietSource) {
 func (w *watch) publish(report api.QuietSource) {
 	if err := w.send(report); err != nil {
 		w.unsent.WarnTo(w.log, "the state of the source could not be reported to the nodes", "error", err, "what_to_do",
-			"check NATS, and the right of this user to publish for workers and stores (indexer auth example)")
+			"check NATS, and the right of this user to publish for workers and stores (indexer auth create)")
 	}
 }
 

@@ -41,8 +41,8 @@ func judgeEngines(f *Facts) (list []Finding) {
 			found(engineBlockSize, Error, "the engine and its shim have different block sizes",
 				fmt.Sprintf("%s %s has %d tokens, the shim %d", reported.Kind, reported.Version, reported.BlockSize, e.BlockSize),
 				fmt.Sprintf("start worker-shim run with --block-size %d, or without: --engine-http reads it; "+
-					"if it refuses: indexer forget %s, then indexer forget --model %s", reported.BlockSize,
-					escape.Operand(string(e.Worker)), escape.Shell(e.Model)))
+					"if it refuses: indexer workers clear %s, then indexer models remove %s", reported.BlockSize,
+					escape.Operand(string(e.Worker)), escape.Operand(e.Model)))
 		}
 		if reported.Model != "" && reported.Model != e.Model {
 			found(engineModel, Warning, "the engine serves the model under another name",

@@ -27,7 +27,7 @@ func judgeNATS(f *Facts) (list []Finding) {
 		if errors.Is(err, jetstream.ErrDenied) {
 			found.ID, found.What, found.Remedy = natsRefused, "NATS refuses this user",
 				"give --nats-creds, --nats-nkey, or --nats-user with NATS_PASSWORD; "+
-					"indexer auth example prints the permissions of each user"
+					"indexer auth create prints the permissions of each user"
 		}
 		return []Finding{found}
 	}

@@ -44,7 +44,7 @@ func judgeShims(f *Facts) (list []Finding) {
 				w.Lease.PID, w.Lease.Host, w.Lease.Renewed.UTC().Format(time.RFC3339)),
 			"start the process again if it has ended or hangs; otherwise let the shim's NATS user subscribe to the "+
 				"control subjects: "+
-				"indexer auth example --shim "+escape.Shell(string(w.Instance))).about(key, false))
+				"indexer auth create --shim "+escape.Shell(string(w.Instance))).about(key, false))
 	}
 	return list
 }

@@ -130,7 +130,7 @@ func judgeStreams(f *Facts) []Finding {
 	list := faults.findings()
 	if servers := oddReplicas(f.Streams); servers != "" {
 		list = append(list, finding(Warning, streamReplicas, f.Namespace, "streams have different numbers of replicas",
-			servers, "start an indexer with --replicas N: it sets the number for all streams"))
+			servers, "start an indexer with --nats-replicas N: it sets the number for all streams"))
 	}
 	return list
 }

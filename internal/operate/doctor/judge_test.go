@@ -91,7 +91,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		remedy   string // a part of its remedy
 		fault    func(f *Facts)
 	}{
-		{"nodes", Error, "its lease is ignored", "auth example --shim", func(f *Facts) {
+		{"nodes", Error, "its lease is ignored", "auth create --shim", func(f *Facts) {
 			status(f).Claims = &api.ClaimStatus{Required: true, Unclaimed: []api.UnclaimedRank{
 				{Instance: "w1", Model: "other", Lease: true, Events: true}}}
 			status(f).Problems = []string{registry.UnclaimedProblem + "w1/0"}
@@ -145,7 +145,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"streams", Error, "is full", "--snapshot-bytes", func(f *Facts) {
 			f.Streams[0].Bucket, f.Streams[0].Bytes, f.Streams[0].MaxBytes = "kvatlas_default_snap", 95, 100
 		}},
-		{"streams", Warning, "different numbers of replicas", "--replicas", func(f *Facts) {
+		{"streams", Warning, "different numbers of replicas", "--nats-replicas", func(f *Facts) {
 			f.Streams = append(f.Streams, jetstream.StreamState{Name: "x", Replicas: 3, Direct: true, Batches: true})
 		}},
 		{"recording", Warning, "is missing", "--record", func(f *Facts) {
@@ -194,7 +194,7 @@ func TestEachFaultIsFound(t *testing.T) {
 		{"workers", Warning, "no worker is registered", "worker-shim run", func(f *Facts) {
 			f.Workers.Workers, f.Shims = nil, nil
 		}},
-		{"workers", Warning, "no shim has a lease", "indexer forget w1", func(f *Facts) { w(f).Lease = nil }},
+		{"workers", Warning, "no shim has a lease", "indexer workers clear w1", func(f *Facts) { w(f).Lease = nil }},
 		{"workers", Error, "has expired", "worker-shim on h",
 			func(f *Facts) { w(f).Lease.State = string(registry.Expired) }},
 		{"workers", Error, "does not answer its shim", "--engine-gone-after",

@@ -51,13 +51,13 @@ func judgeWorkers(f *Facts) (list []Finding) {
 			continue
 		case w.Lease == nil:
 			found(leaseNone, Warning, "no shim has a lease on the rank: its blocks stay when the worker ends", blocks,
-				fmt.Sprintf("run the worker-shim, with permission for the NATS user to write leases (indexer auth example); "+
-					"or clear the rank: indexer forget %s", escape.Operand(string(w.Instance))))
+				fmt.Sprintf("run the worker-shim, with permission for the NATS user to write leases (indexer auth create); "+
+					"or clear the rank: indexer workers clear %s", escape.Operand(string(w.Instance))))
 		case w.Lease.State == string(registry.Expired):
 			found(leaseExpired, Error, "the lease has expired",
 				fmt.Sprintf("process %d on %s renewed it at %s",
 					w.Lease.PID, w.Lease.Host, w.Lease.Renewed.UTC().Format(time.RFC3339)),
-				fmt.Sprintf("start its worker-shim on %s again, or remove the worker: indexer forget %s", w.Lease.Host,
+				fmt.Sprintf("start its worker-shim on %s again, or clear the worker: indexer workers clear %s", w.Lease.Host,
 					escape.Operand(string(w.Instance))))
 		}
 		since := ""

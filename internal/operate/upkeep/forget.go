@@ -72,7 +72,7 @@ func closeRanks(ctx context.Context, ns *jetstream.Namespace, worker events.Work
 		key := events.RankKey{Instance: worker, Rank: r}
 		f, err := shim.Forget(ctx, ns, key, force)
 		if err != nil {
-			return done, fmt.Errorf("forget %s: %w", key, err)
+			return done, fmt.Errorf("clear %s: %w", key, err)
 		}
 		done = append(done, ForgottenRank{worker, r, f.Was.Incarnation, f.Was.LastID, f.Incarnation == 0, f.Incarnation,
 			f.Seq})
@@ -112,7 +112,7 @@ func unused(ctx context.Context, ns *jetstream.Namespace, model string) error {
 	for _, w := range list.Workers {
 		if w.Model == model {
 			return fmt.Errorf("worker %s/%d serves %q with blocks of %d tokens; stop the worker's shim, then run indexer "+
-				"forget %s, or use --force", w.Instance, w.Rank, model, w.BlockSize, escape.Operand(string(w.Instance)))
+				"workers clear %s, or use --force", w.Instance, w.Rank, model, w.BlockSize, escape.Operand(string(w.Instance)))
 		}
 	}
 	return nil

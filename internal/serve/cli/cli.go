@@ -4,7 +4,8 @@
 // flag --snapshot-interval is KVATLAS_SNAPSHOT_INTERVAL in the environment and snapshot-interval in the file, which is
 // YAML (and so may be JSON). Settings of the NATS connection also have the usual names of NATS: NATS_URL, NATS_CREDS,
 // NATS_NKEY, NATS_USER, NATS_PASSWORD, NATS_TOKEN, NATS_CERT, NATS_KEY, NATS_CA. Settings of traces have the names of
-// OpenTelemetry, such as OTEL_EXPORTER_OTLP_ENDPOINT.
+// OpenTelemetry, such as OTEL_EXPORTER_OTLP_ENDPOINT. Old names of flags and commands work for a release, with a
+// warning (oldnames.go).
 //
 // The exit statuses are 0 for success, 1 for a failure or a negative answer, and 2 for invalid input: the command line,
 // a setting, an impossible name, a missing or invalid file. After status 2 the input must be corrected, and a retry is
@@ -12,7 +13,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,7 +29,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
 )
 
 // UsageErrorf returns an error of invalid input, which ends the program with status 2.
@@ -44,14 +43,6 @@ type unableError struct{ error }
 // UnableErrorf returns an error for a question without an answer, which ends the program with status 3.
 func UnableErrorf(format string, args ...any) error { return unableError{fmt.Errorf(format, args...)} }
 
-// KnownNames are the usual environment variables of NATS and OpenTelemetry, by flag.
-var KnownNames = map[string]string{
-	"nats": "NATS_URL", "nats-creds": "NATS_CREDS", "nats-nkey": "NATS_NKEY", "nats-user": "NATS_USER",
-	"nats-password": "NATS_PASSWORD",
-	"nats-token":    "NATS_TOKEN", "nats-cert": "NATS_CERT", "nats-key": "NATS_KEY", "nats-ca": "NATS_CA",
-	"otlp-endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
-}
-
 // Main runs a program's root command and returns its exit status. SIGINT or SIGTERM ends the command's context; a
 // second signal kills the process.
 func Main(root *cobra.Command) int {
@@ -64,9 +55,11 @@ func Main(root *cobra.Command) int {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.PersistentFlags().String("config", "", "file of settings, YAML; flags and environment have priority")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if err := fillFlags(cmd); err != nil {
+		old, err := fillFlags(cmd)
+		if err != nil {
 			return err
 		}
+		warnOld(cmd, os.Stderr, old)
 		running = true
 		return nil
 	}
@@ -134,138 +127,28 @@ func Group(cmd *cobra.Command, subs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// variable returns the environment variable of a flag.
-func variable(flag string) string {
-	return "KVATLAS_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
-}
-
-// fillFlags sets the flags that are missing on the command line, from the environment, then from the file.
-func fillFlags(cmd *cobra.Command) error {
-	set := func(f *pflag.Flag, value, from string) error {
-		if err := cmd.Flags().Set(f.Name, value); err != nil {
-			return fmt.Errorf("%s: invalid value %q for --%s: %w", from, value, f.Name, err)
-		}
-		return nil
-	}
-	var errs []error
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Changed || overruled(cmd, f) {
-			return
-		}
-		names := []string{variable(f.Name), KnownNames[f.Name]}
-		for _, old := range f.Annotations[oldNames] {
-			names = append(names, variable(old))
-		}
-		for _, name := range names {
-			if value, ok := os.LookupEnv(name); ok && name != "" && value != "" {
-				errs = append(errs, set(f, value, name))
-				return
-			}
-		}
-	})
-	path, _ := cmd.Flags().GetString("config")
-	if path == "" {
-		return errors.Join(errs...)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return errors.Join(append(errs, fmt.Errorf("read the settings: %w", err))...)
-	}
-	var settings map[string]any
-	if err := yaml.Unmarshal(data, &settings); err != nil {
-		return errors.Join(append(errs, fmt.Errorf("read the settings in %s: %w", path, err))...)
-	}
-	for name, value := range settings {
-		f := cmd.Flags().Lookup(name)
-		if f != nil && f.Name != name && settings[f.Name] != nil {
-			continue // the file also contains the new name
-		}
-		switch {
-		case f == nil && !knownElsewhere(cmd.Root(), name):
-			errs = append(errs, fmt.Errorf("%s: unknown setting %q", path, name))
-		case f != nil && !f.Changed && !overruled(cmd, f):
-			text := fmt.Sprint(value)
-			if list, ok := value.([]any); ok {
-				words := make([]string, len(list))
-				for i, v := range list {
-					words[i] = fmt.Sprint(v)
-				}
-				text = strings.Join(words, ",")
-			}
-			errs = append(errs, set(f, text, path))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-const oldNames = "kvatlas_old_names"
-
-// Renamed keeps the old names of flags, the keys of renamed, in all sources: command line, environment, file. Help
-// shows only the new names. In the environment and in a file the new name has priority over the old name.
-func Renamed(flags *pflag.FlagSet, renamed map[string]string) {
-	for old, name := range renamed {
-		if err := flags.SetAnnotation(name, oldNames, []string{old}); err != nil {
-			panic(err) // no such flag
-		}
-	}
-	flags.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(cmp.Or(renamed[name], name))
-	})
-}
-
-const exclusive = "kvatlas_exclusive"
-
-// Exclusive makes two flags mutually exclusive: if one is set, a source of lower priority cannot set the other.
-func Exclusive(flags *pflag.FlagSet, a, b string) {
-	for _, pair := range [][2]string{{a, b}, {b, a}} {
-		if err := flags.SetAnnotation(pair[0], exclusive, []string{pair[1]}); err != nil {
-			panic(err) // no such flag
-		}
-	}
-}
-
-// overruled reports whether a flag that excludes f is set.
-func overruled(cmd *cobra.Command, f *pflag.Flag) bool {
-	for _, other := range f.Annotations[exclusive] {
-		if cmd.Flags().Changed(other) {
-			return true
-		}
-	}
-	return false
-}
-
-// knownElsewhere reports whether any command of the program has the flag, so one file can serve all commands.
-func knownElsewhere(cmd *cobra.Command, name string) bool {
-	if cmd.Flags().Lookup(name) != nil || cmd.PersistentFlags().Lookup(name) != nil {
-		return true
-	}
-	for _, sub := range cmd.Commands() {
-		if knownElsewhere(sub, name) {
-			return true
-		}
-	}
-	return false
-}
-
 // LogFlags adds the flags of a program with a log. The returned function creates the logger after the flags are parsed.
 // The number of lines of each log statement is limited.
 func LogFlags(flags *pflag.FlagSet) func(w io.Writer) (*slog.Logger, error) {
 	level := flags.String("log-level", "info", "minimum level of log lines: debug, info, warn, error")
 	format := flags.String("log-format", "text", "form of log lines: text or json")
-	return func(w io.Writer) (*slog.Logger, error) {
-		var l slog.Level
-		if err := l.UnmarshalText([]byte(*level)); err != nil {
-			return nil, UsageErrorf("--log-level %q is not debug, info, warn or error", *level)
-		}
-		opts := &slog.HandlerOptions{Level: l}
-		switch *format {
-		case "text":
-			return slog.New(newLimited(slog.NewTextHandler(lineWriter{w}, opts), time.Now)), nil
-		case "json":
-			return slog.New(newLimited(slog.NewJSONHandler(w, opts), time.Now)), nil
-		}
-		return nil, UsageErrorf("--log-format %q is neither text nor json", *format)
+	return func(w io.Writer) (*slog.Logger, error) { return newLog(w, *level, *format) }
+}
+
+// newLog returns a logger with the values of --log-level and --log-format.
+func newLog(w io.Writer, level, format string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, UsageErrorf("--log-level %q is not debug, info, warn or error", level)
 	}
+	opts := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		return slog.New(newLimited(slog.NewTextHandler(lineWriter{w}, opts), time.Now)), nil
+	case "json":
+		return slog.New(newLimited(slog.NewJSONHandler(w, opts), time.Now)), nil
+	}
+	return nil, UsageErrorf("--log-format %q is neither text nor json", format)
 }
 
 // PrintJSON prints v as one indented JSON value.

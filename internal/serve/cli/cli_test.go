@@ -45,7 +45,8 @@ func TestSettingsComeFromFlagThenEnvironmentThenFile(t *testing.T) {
 	}
 }
 
-// TestRenamedFlags: an old name works in all sources, and help shows only the new name.
+// TestRenamedFlags: an old name works in all sources, with the priority of the source, and help shows only the new
+// name.
 func TestRenamedFlags(t *testing.T) {
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "settings.yaml")
@@ -80,7 +81,7 @@ func TestRenamedFlags(t *testing.T) {
 		root := &cobra.Command{Use: "p"}
 		sub := &cobra.Command{Use: "do"}
 		value := sub.Flags().String("new", "default", "")
-		Renamed(sub.Flags(), map[string]string{"old": "new"})
+		OldFlag(sub.Flags(), "old", "new")
 		sub.RunE = func(*cobra.Command, []string) error { got = *value; return nil }
 		root.AddCommand(sub)
 		root.SetArgs(append([]string{"do"}, c.args...))

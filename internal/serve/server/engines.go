@@ -171,7 +171,7 @@ func (e *engines) report(l *api.EngineLoads) error {
 func (e *engines) listen(ctx context.Context) {
 	e.conn.KeepSubscribed(ctx, jetstream.Names(e.ns).Engines(), e.receive, func(err error) {
 		e.log.Warn("cannot subscribe to engines' load reports; retrying", "error", err, "what_to_do",
-			"grant the subject to this user: indexer auth example prints the permissions of every user")
+			"grant the subject to this user: indexer auth create prints the permissions of every user")
 	})
 }
 

@@ -77,7 +77,7 @@ func (s *Server) addQuietSources(status *api.Status) {
 func (e *engines) listenStores(ctx context.Context) {
 	e.conn.KeepSubscribed(ctx, jetstream.Names(e.ns).StoreSources(), e.receiveStore, func(err error) {
 		e.log.Warn("cannot subscribe to the reports of stores' shims; retrying", "error", err, "what_to_do",
-			"grant the subject to this user: indexer auth example prints the permissions of every user")
+			"grant the subject to this user: indexer auth create prints the permissions of every user")
 	})
 }
 

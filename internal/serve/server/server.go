@@ -621,6 +621,6 @@ func (s *Server) listenStore(ctx context.Context, store string, receive func([]b
 	}
 	if ctx.Err() == nil {
 		s.log.Warn("cannot subscribe to the shared store's events; the store is polled", "store", store, "error", err,
-			"what_to_do", "grant the subject to this user: indexer auth example prints the permissions of every user")
+			"what_to_do", "grant the subject to this user: indexer auth create prints the permissions of every user")
 	}
 }

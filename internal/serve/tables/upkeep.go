@@ -19,7 +19,7 @@ func Forgotten(w io.Writer, done []upkeep.ForgottenRank) {
 	}
 	rows := make([][]any, len(done))
 	for i, d := range done {
-		now := fmt.Sprintf("forgotten, at %d in the log", d.Seq)
+		now := fmt.Sprintf("cleared, at %d in the log", d.Seq)
 		if d.Closed {
 			now = "closed before; nothing written"
 		}

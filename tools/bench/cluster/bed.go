@@ -86,7 +86,7 @@ func nodeNames(partitions uint32, copies int) (names []string) {
 func (b *bed) node(namespace, id string, args ...string) (*process, error) {
 	args = append(b.users.flags(namespace), args...)
 	p, err := b.start(append([]string{"serve", "--nats", b.addr, "--namespace", namespace, "--node-id", id,
-		"--replication", "2", "--http-listen", "",
+		"--partition-replicas", "2", "--http-listen", "",
 		"--partitions", fmt.Sprint(b.o.Partitions), "--snapshot-interval", "1000h", "--log-age", "2000h",
 		"--snapshot-blocks", "4000000000",
 		"--log-bytes", fmt.Sprint(64<<20 + 24*Rounds*b.o.Workers*b.o.Blocks)}, args...)...)

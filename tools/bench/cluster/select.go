@@ -51,7 +51,7 @@ func (o *SelectOptions) Validate() error {
 		least, most int
 	}{
 		{"--workers", o.Workers, 2, 4096}, {"--blocks", o.Blocks, overlap, 4096}, {"--under-way", o.UnderWay, 0, 30_000},
-		{"--replication", o.Copies, 1, 3}, {"--callers", o.Callers, 1, 1024},
+		{"--partition-replicas", o.Copies, 1, 3}, {"--callers", o.Callers, 1, 1024},
 		{"--decisions", o.Decisions, 100, 30_000}, {"--rounds", o.Rounds, 1, 100},
 	} {
 		if c.v < c.least || c.v > c.most {
@@ -312,7 +312,7 @@ func (s *selecting) three() error {
 		}
 	}()
 	for _, id := range s.names {
-		n, err := s.node("three", id, "--request-expiry", "10h", "--replication", fmt.Sprint(s.Copies),
+		n, err := s.node("three", id, "--request-expiry", "10h", "--partition-replicas", fmt.Sprint(s.Copies),
 			"--guess-policy", "off", "--http-listen", "127.0.0.1:0")
 		if err != nil {
 			return err

@@ -20,7 +20,7 @@ type user struct {
 }
 
 // users are the NATS users of a measurement. Either a single user without a name has all rights, or every role has a
-// user in a separate account, as indexer auth example makes them.
+// user in a separate account, as indexer auth create makes them.
 type users struct {
 	config    string // of the NATS server; empty allows every connection
 	ring      *natsauth.Ring

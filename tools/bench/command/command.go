@@ -74,7 +74,7 @@ func durablecommand() *cobra.Command {
 	f.IntVar(&o.Shards, "index-shards", 1, "indexes of the node, as of indexer serve")
 	f.DurationVar(&o.Sync, "sync-interval", 0,
 		"longest delay from an acknowledgement to the disk; 0 syncs before every acknowledgement")
-	f.BoolVar(&o.Accounts, "accounts", false, "give shims and the node NATS accounts, as indexer auth example does")
+	f.BoolVar(&o.Accounts, "accounts", false, "give shims and the node NATS accounts, as indexer auth create does")
 	f.BoolVar(&asJSON, "json", false, "print a JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.File == "" {
@@ -138,7 +138,7 @@ processes. The ratios come first, with their bounds.`,
 	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of every worker, half of them equal on all workers")
 	f.IntVar(&o.Queries, "queries", o.Queries, "queries, and as many bare requests")
 	f.Uint32Var(&o.Partitions, "partitions", o.Partitions, "shares of the log")
-	f.BoolVar(&o.Accounts, "accounts", false, "give every role a NATS account, as indexer auth example does")
+	f.BoolVar(&o.Accounts, "accounts", false, "give every role a NATS account, as indexer auth create does")
 	f.BoolVar(&asJSON, "json", false, "print a JSON object")
 	f.StringVar(&role, "role", "", "run a process beside the nodes (for internal use)")
 	f.StringVar(&data, "data", "", "data folder of the process")
@@ -223,13 +223,14 @@ Figures are medians of the rounds. The ratios come first, with their goals.`,
 	f := cmd.Flags()
 	f.IntVar(&o.Workers, "workers", o.Workers, "workers; half of them hold 64 blocks")
 	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of a prompt, as hashes; half of the prompts begin with the 64 blocks")
-	f.IntVar(&o.Copies, "replication", o.Copies,
+	f.IntVar(&o.Copies, "partition-replicas", o.Copies,
 		"number of nodes that keep a partition; below 3, every choice waits for another node")
+	cli.OldFlag(f, "replication", "partition-replicas")
 	f.IntVar(&o.UnderWay, "under-way", o.UnderWay, "number of booked requests at any time")
 	f.IntVar(&o.Callers, "callers", o.Callers, "concurrent callers of the single node, over a single connection to NATS")
 	f.IntVar(&o.Decisions, "decisions", o.Decisions, "decisions in a round")
 	f.IntVar(&o.Rounds, "rounds", o.Rounds, "rounds; every contender runs in every round")
-	f.BoolVar(&o.Accounts, "accounts", false, "give every role a NATS account, as indexer auth example does")
+	f.BoolVar(&o.Accounts, "accounts", false, "give every role a NATS account, as indexer auth create does")
 	f.StringVar(&o.Dynamo, "dynamo", "", "Python interpreter with ai-dynamo-runtime")
 	f.BoolVar(&asJSON, "json", false, "print a JSON object")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -88,6 +88,6 @@ func (s *Shim) registerProven(ctx context.Context, ns *jetstream.Namespace) erro
 
 // otherSize adds the remedy to the error of a model whose registered block size differs.
 func otherSize(err error, model string) error {
-	return fmt.Errorf("%w; if no worker has the registered size any more: indexer forget --model %s", err,
-		escape.Shell(model))
+	return fmt.Errorf("%w; if no worker has the registered size any more: indexer models remove %s", err,
+		escape.Operand(model))
 }

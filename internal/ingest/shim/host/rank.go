@@ -138,7 +138,7 @@ func (s *Shim) claim(ctx context.Context, ns *jetstream.Namespace, log *slog.Log
 		switch {
 		case errors.Is(err, jetstream.ErrDenied):
 			log.Warn("the NATS server does not permit control subjects", "error", err, "what_to_do",
-				"grant the permission to this user: indexer auth example prints the permissions of all users")
+				"grant the permission to this user: indexer auth create prints the permissions of all users")
 			return nil, nil
 		case errors.Is(err, shim.ErrFenced) && time.Now().Before(giveUp):
 			waiting.WarnTo(log, "waiting for the end of the rank's present shim", "error", err, "at_most", s.ClaimWait,

@@ -111,7 +111,7 @@ func (s *Shim) keepRemote(ctx context.Context, ns *jetstream.Namespace, log *slo
 		err = lease.Keep(ctx, func() {})
 		if errors.Is(err, jetstream.ErrDenied) {
 			log.Warn("the NATS server does not permit the registration of a remote rank", "error", err, "what_to_do",
-				"grant the permission to this user: indexer auth example prints the permissions of all users")
+				"grant the permission to this user: indexer auth create prints the permissions of all users")
 			<-ctx.Done()
 			return nil
 		}

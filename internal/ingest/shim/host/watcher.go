@@ -135,8 +135,8 @@ func wrongBlockSize(got uint32, worker events.WorkerID, model string) string {
 		size = fmt.Sprint(got)
 	}
 	return fmt.Sprintf("stop this shim and start worker-shim with --block-size %s; if the model then has a "+
-		"different registered "+"size: indexer forget %s, then indexer forget --model %s", size,
-		escape.Operand(string(worker)), escape.Shell(model))
+		"different registered size: indexer workers clear %s, then indexer models remove %s", size,
+		escape.Operand(string(worker)), escape.Operand(model))
 }
 
 // Advice returns the remedy for a failed shim of an engine.
@@ -147,7 +147,7 @@ func Advice(err error, worker events.WorkerID, model string) string {
 	case errors.Is(err, shim.ErrFenced):
 		return "stop the other shim of this worker, or give the engine another topic"
 	case errors.Is(err, jetstream.ErrDenied):
-		return "permit the shim's NATS user every worker and model: indexer auth example --pool NAME --model " +
+		return "permit the shim's NATS user every worker and model: indexer auth create --pool NAME --model " +
 			escape.Shell(model)
 	}
 	return "see the error"
@@ -179,7 +179,7 @@ func (w *watcher) LogResumed() { w.log.Info("the log accepts events again") }
 // Denied logs the run without a lease: the blocks of the rank stay after the rank's end.
 func (w *watcher) Denied(err error) bool {
 	w.log.Warn("the NATS server does not permit registration; indexers will not notice the end of this worker", "error",
-		err, "what_to_do", "grant the permission to this user: indexer auth example prints the permissions of all "+
+		err, "what_to_do", "grant the permission to this user: indexer auth create prints the permissions of all "+
 			"users")
 	return true
 }
