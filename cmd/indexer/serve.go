@@ -37,6 +37,7 @@ HTTP. SIGINT and SIGTERM end the program in good order. After any other end, the
 	s.Traces = cli.TraceFlags(f)
 	s.Debug = cli.DebugFlag(f)
 	logger := cli.LogFlags(f)
+	cli.Sections(f, serveSections(s)...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := logger(os.Stderr)
 		if err != nil {

@@ -37,6 +37,23 @@ func serveRows(s *launch.Process) cli.Flags {
 		hotRows(s), tenantRows(s), recordRows(s))
 }
 
+// serveSections returns the sections of the help of serve. The flags of most deployments come first.
+func serveSections(s *launch.Process) []cli.Section {
+	return []cli.Section{
+		{Title: "Important flags", Names: []string{"data", "nats", "nats-creds", "node-id", "namespace", "zone",
+			"nats-replicas", "partition-replicas", "http-listen", "http-token-file", "grpc-listen", "tokenizers", "policy",
+			"log-level"}},
+		{Title: "Ports and access", Names: append(portRows(s).Names(), "http-*", "dial-allow", "debug-listen")},
+		{Title: "NATS and nodes", Names: append(clusterRows(s).Names(), "nats-*")},
+		{Title: "Log, snapshots and index", Names: storageRows(s).Names()},
+		{Title: "Queries, engines and shared stores", Names: append(queryRows(s).Names(), "l3-*")},
+		{Title: "Choice of workers", Names: choiceRows(s).Names()},
+		{Title: "Analysis of requests", Names: slices.Concat(historyRows(s).Names(), hotRows(s).Names(),
+			tenantRows(s).Names(), recordRows(s).Names())},
+		{Title: "Logs and traces", Names: []string{"log-format", "log-level", "otlp-*", "trace-sample"}},
+	}
+}
+
 // portRows returns the flags of the NATS server in the process and of the ports.
 func portRows(s *launch.Process) cli.Flags {
 	return cli.Flags{

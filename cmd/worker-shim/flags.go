@@ -57,6 +57,23 @@ func newOptions(f *pflag.FlagSet) *options {
 	return o
 }
 
+// sections returns the sections of the help. The flags of most deployments come first.
+func (o *options) sections() []cli.Section {
+	s := &o.shim.Settings
+	return []cli.Section{
+		{Title: "Important flags", Names: []string{"engine", "replay", "engine-http", "worker", "model", "block-size",
+			"ranks", "serving-endpoint", "role", "nats", "nats-creds", "namespace", "http-listen", "log-level"}},
+		{Title: "Source of events", Names: append(o.sourceRows(s).Names(), "engine-nats*")},
+		{Title: "Worker", Names: append(workerRows(s).Names(), "l3-*")},
+		{Title: "Registration for routers", Names: o.worker.Rows("serving-endpoint").Names()},
+		{Title: "Engine", Names: o.engineRows(s).Names()},
+		{Title: "Discovery and port of this process", Names: append(o.discoveryRows().Names(), "http-*", "dial-allow",
+			"debug-listen")},
+		{Title: "Connection to NATS", Names: []string{"nats-*"}},
+		{Title: "Logs and traces", Names: []string{"log-format", "log-level", "otlp-*", "trace-sample"}},
+	}
+}
+
 // rows returns the table of the flags.
 func (o *options) rows(s *host.Settings) cli.Flags {
 	return slices.Concat(o.sourceRows(s), workerRows(s), o.engineRows(s), o.discoveryRows(),

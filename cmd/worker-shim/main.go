@@ -49,9 +49,8 @@ If the engine restarts with new settings, the shim uses the new settings.
 With --listen and without --worker, any number of engines dial this shim. The topic of an engine's messages,
 kv@IP:PORT@MODEL, kv@IP@MODEL or kv@POD@MODEL, names the worker and the model.
 
-With --source mooncake,
-	the shim serves a shared store in place of an engine: the shim publishes the changes of the objects at a
-Mooncake master, so that indexers need no requests to the store. Only --engine and --master apply.`,
+With --source mooncake, the shim serves a shared store in place of an engine: the shim publishes the changes of the
+objects at a Mooncake master, so that indexers need no requests to the store. Only --engine and --master apply.`,
 		Example: `  worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker w1 ` +
 			`--model llama --block-size 16
   worker-shim run --engine-http http://127.0.0.1:8000
@@ -60,6 +59,7 @@ Mooncake master, so that indexers need no requests to the store. Only --engine a
 		Args: cobra.NoArgs,
 	}
 	o := newOptions(cmd.Flags())
+	cli.Sections(cmd.Flags(), o.sections()...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := o.logger(os.Stderr)
 		if err != nil {
@@ -105,6 +105,7 @@ Leases.`,
 	o.shim.Figures.MayBeEmpty = true
 	rows := podRows(p)
 	rows.Add(cmd.Flags())
+	cli.Sections(cmd.Flags(), append([]cli.Section{{Title: "Pods", Names: rows.Names()}}, o.sections()...)...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		log, err := o.logger(os.Stderr)
 		if err != nil {

@@ -33,12 +33,9 @@ func printUsage(c *cobra.Command) error {
 			}
 		}
 	}
-	for _, flags := range []struct{ title, text string }{
-		{"Flags", c.LocalFlags().FlagUsagesWrapped(usageColumns)},
-		{"Global Flags", c.InheritedFlags().FlagUsagesWrapped(usageColumns)},
-	} {
-		if text := strings.TrimRight(flags.text, " \n"); text != "" {
-			fmt.Fprintf(&b, "\n\n%s:\n%s", flags.title, text)
+	for _, s := range append(sectionsOf(c.LocalFlags(), "Flags"), section{"Global Flags", c.InheritedFlags()}) {
+		if text := strings.TrimRight(s.flags.FlagUsagesWrapped(usageColumns), " \n"); text != "" {
+			fmt.Fprintf(&b, "\n\n%s:\n%s", s.title, text)
 		}
 	}
 	if c.HasAvailableSubCommands() {
