@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/remote"
 	"github.com/kvatlas/kvatlas/tools/bench/command"
 	"github.com/kvatlas/kvatlas/tools/demo"
 	"github.com/kvatlas/kvatlas/tools/routesim"
@@ -29,10 +30,12 @@ queries over NATS and HTTP.
   indexer workers | status | top
   indexer doctor                       find faults and print remedies`,
 	}
-	return cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
+	cli.Group(root, serveCommand(), queryCommand(), selectCommand(), loadsCommand(), funnelCommand(),
 		capacityCommand(), prefixesCommand(), tenantsCommand(), workersCommand(), sessionsCommand(), statusCommand(),
 		topCommand(), clusterCommand(),
 		doctorCommand(), snapshotCommand(), recordCommand(), resyncCommand(), forgetCommand(), modelsCommand(),
 		namespaceCommand(), dumpCommand(), importCommand(), demo.Command(), command.Command(), routesim.Command(),
 		whatif.Command(), probeCommand(), lameDuckCommand(), authCommand(), tokenizerCommand())
+	remote.Complete(root)
+	return root
 }

@@ -112,8 +112,10 @@ func (t *Target) Open(ctx context.Context) (*Client, error) {
 	case over == nil:
 		return nil, fmt.Errorf("%w; a running indexer answers over HTTP too: --http URL", err)
 	}
-	cli.Fprintf(os.Stderr, "NATS at %s does not answer; the request goes to %s over HTTP\n", t.NATS.Shown(),
-		t.http.shown())
+	if !t.quiet {
+		cli.Fprintf(os.Stderr, "NATS at %s does not answer; the request goes to %s over HTTP\n", t.NATS.Shown(),
+			t.http.shown())
+	}
 	return t.sameNamespace(ctx, over)
 }
 

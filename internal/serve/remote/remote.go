@@ -29,6 +29,7 @@ type Target struct {
 	JSON      bool
 
 	http  httpFlags // empty for commands that need NATS
+	quiet bool      // nothing is printed
 	flags *pflag.FlagSet
 }
 
