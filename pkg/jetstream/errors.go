@@ -1,12 +1,14 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"slices"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -112,8 +114,28 @@ const (
 	codeNotEnabledAccount  = 10039
 	codeNoLeader           = 10008
 	codeNoPeers            = 10005
+	codeNotClustered       = 10074
+	codeMaxStreams         = 10026
+	codeMemoryResources    = 10028
 	codeServerNotAvailable = 503
 )
+
+// remedies are the remedies for errors of the JetStream API that an operator must correct.
+var remedies = map[int]string{
+	codeNotClustered: "the NATS server is in no cluster, so it keeps one copy: use 1 replica (--nats-replicas 1), or " +
+		"give the addresses of a cluster with as many servers as replicas",
+	codeNoPeers: "start more NATS servers of the cluster, or use fewer replicas (--nats-replicas)",
+	codeStorageResources: "make room on the disk of the NATS servers, or raise max_file_store of their jetstream block " +
+		"or the account's limit",
+	codeInsufficient: "make room on the NATS servers, or raise max_file_store of their jetstream block or the account's " +
+		"limit",
+	codeMemoryResources:  "raise max_memory_store of the NATS servers' jetstream block or the account's limit",
+	codeAccountResources: "raise the JetStream limits of the NATS account",
+	codeMaxStreams:       "raise the number of streams of the NATS account, or delete unused streams",
+	codeNotEnabled:       "start nats-server with JetStream (-js, or a jetstream block in its configuration)",
+	codeNotEnabledAccount: "enable JetStream for this NATS account: `jetstream: enabled` in the account of the servers' " +
+		"configuration",
+}
 
 // apiError is the error of a JetStream API answer or of a publish acknowledgement.
 type apiError struct {
@@ -122,7 +144,34 @@ type apiError struct {
 	Description string `json:"description"`
 }
 
-func (e *apiError) Error() string { return fmt.Sprintf("%s (%d)", e.Description, e.ErrCode) }
+// Error returns the server's text, the code with its name, and the remedy if there is one.
+func (e *apiError) Error() string {
+	text := fmt.Sprintf("%s (JetStream error %d)", cmp.Or(e.Description, "no description"), e.ErrCode)
+	if remedy := remedies[e.ErrCode]; remedy != "" {
+		text += "; what to do: " + remedy
+	}
+	return text
+}
+
+// legibleError is an error with the text of an [apiError] in place of the text of nats.go.
+type legibleError struct {
+	error
+	text string
+}
+
+func (e *legibleError) Error() string { return e.text }
+
+func (e *legibleError) Unwrap() error { return e.error }
+
+// legible replaces the text of nats.go's error of the JetStream API, which is a list of codes.
+func legible(err error) error {
+	theirs, is := errors.AsType[*jetstream.APIError](err)
+	if !is {
+		return err
+	}
+	own := apiError{theirs.Code, int(theirs.ErrorCode), theirs.Description}
+	return &legibleError{err, strings.ReplaceAll(err.Error(), theirs.Error(), own.Error())}
+}
 
 // codeOf returns the code of a JetStream API answer, or 0 for other errors.
 func codeOf(err error) int {
@@ -204,7 +253,7 @@ func failed(action string, err error) error {
 	if err == nil {
 		return nil
 	}
-	err = sent(err)
+	err = legible(sent(err))
 	class := classOf(err)
 	if codeOf(err) == codeNoLeader && !errors.Is(err, ErrNoLeader) {
 		return fmt.Errorf("%s: %w: %w: %w", action, class, ErrNoLeader, err)
