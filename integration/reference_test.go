@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,6 +72,9 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 	for _, flag := range slices.Sorted(maps.Keys(cli.KnownNames)) {
 		fmt.Fprintf(&b, "| `--%s` | `%s` |\n", flag, cli.KnownNames[flag])
 	}
+	b.WriteString("\nForms of JSON outputs: `{name: TYPE}` is an object, `name?` a field that may be absent, `[TYPE]` a " +
+		"list, `{*: TYPE}` an\nobject with any names. Other names are schemas of `GET /v1/openapi.json`. After an error of an " +
+		"indexer, the output is an\n`ErrorBody`. In JSON, `instance` is the name of a worker.\n")
 	for _, name := range []string{"indexer", "worker-shim"} {
 		r := harness.Run(t, name, "man", "--markdown")
 		if r.Code != 0 {
@@ -78,10 +82,7 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 		}
 		fmt.Fprintf(&b, "\n## %s and its commands\n\n%s\n", name, strings.TrimRight(r.Stdout, "\n"))
 	}
-	b.WriteString("\n## Exit statuses\n\n| status | what it means |\n|---|---|\n")
-	for status, meaning := range cli.Statuses {
-		fmt.Fprintf(&b, "| %d | %s |\n", status, meaning)
-	}
+	b.WriteString("\n## Exit statuses\n\n| status | meaning |\n|---|---|\n" + statuses())
 
 	b.WriteString("\n## Findings of indexer doctor\n\n`id` in `indexer doctor --json`. [doctor.md](doctor.md) explains the " +
 		"report.\n\n| id | severity | meaning |\n|---|---|---|\n")
@@ -157,6 +158,56 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 	}
 	b.WriteString("\nNext: [Glossary](glossary.md)\n")
 	return b.String()
+}
+
+// statuses returns the rows of a table of exit statuses.
+func statuses() string {
+	var b strings.Builder
+	for status, meaning := range cli.Statuses {
+		fmt.Fprintf(&b, "| %d | %s |\n", status, meaning)
+	}
+	return b.String()
+}
+
+// TestExitStatusesAreListed: docs/commands.md and the help of both programs have all exit statuses.
+func TestExitStatusesAreListed(t *testing.T) {
+	t.Parallel()
+	if table := "| exit status | meaning |\n|---|---|\n" + statuses(); !strings.Contains(readFile(t,
+		"../docs/commands.md"), table) {
+		t.Errorf("docs/commands.md has no table of exit statuses:\n%s", table)
+	}
+	for _, name := range []string{"indexer", "worker-shim"} {
+		help := harness.Run(t, name, "--help").Stdout
+		for status, meaning := range cli.Statuses {
+			if row := fmt.Sprintf("\n  %d  %s", status, strings.ReplaceAll(meaning, "`", "")); !strings.Contains(help, row) {
+				t.Errorf("%s --help has no line %q", name, row)
+			}
+		}
+	}
+}
+
+// TestSchemasExist: the names in the forms of JSON outputs are schemas of openapi.json.
+func TestSchemasExist(t *testing.T) {
+	t.Parallel()
+	var document struct {
+		Components struct{ Schemas map[string]json.RawMessage }
+	}
+	if err := json.Unmarshal([]byte(readFile(t, "../internal/serve/server/openapi.json")), &document); err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, part := range strings.Split(readFile(t, "../docs/reference.md"), "Output with `--json`:\n\n")[1:] {
+		form, _, _ := strings.Cut(part, "\n\n")
+		for _, name := range regexp.MustCompile(`\b[A-Z][A-Za-z0-9]+\b[^:?]`).FindAllString(form+" ", -1) {
+			name = name[:len(name)-1]
+			if found++; document.Components.Schemas[name] == nil {
+				t.Errorf("openapi.json has no schema %s, which is in the form %s", name, form)
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d names were found", found)
+	}
 }
 
 func escape(text string) string {

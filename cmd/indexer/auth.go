@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/internal/operate/upkeep"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -46,9 +47,6 @@ func userRows(n *upkeep.UserNames) cli.Flags {
 	}
 }
 
-// newKeys returns the keys of a command. Configuration goes to standard output, and the rest to standard error.
-func newKeys() *upkeep.Keys { return &upkeep.Keys{Servers: os.Stdout, Users: os.Stderr} }
-
 func keysRow(k *upkeep.Keys) cli.Flag {
 	return cli.Var(&k.Folder, "keys", "", "folder with the keys (required)", cli.Required[string]("is missing"))
 }
@@ -66,20 +64,38 @@ func namespaceRow(k *upkeep.Keys) cli.Flag {
 	return cli.Var(&k.Namespace, "namespace", "", "namespace (default: the only namespace of the folder)")
 }
 
-// keysCommand returns a command that reads or changes existing keys.
-func keysCommand(cmd *cobra.Command, k *upkeep.Keys, flags cli.Flags, do func() error) *cobra.Command {
+// keysCommand returns a command that reads or changes keys, and prints the result. The configuration of servers goes to
+// standard output, and the rest to standard error.
+func keysCommand(cmd *cobra.Command, k *upkeep.Keys, flags cli.Flags, check func(*cli.Complaints),
+	do func() error) *cobra.Command {
+	var asJSON bool
 	cmd.Args = cobra.NoArgs
-	return cli.Command(cmd, append(flags, keysRow(k)), nil, func(context.Context, []string) error {
+	cli.Output[*upkeep.KeysResult](cmd)
+	flags = append(flags, keysRow(k), cli.JSONFlag(&asJSON))
+	return cli.Command(cmd, flags, check, func(context.Context, []string) error {
+		if err := do(); err != nil {
+			return err
+		}
+		if asJSON {
+			return cli.PrintJSON(os.Stdout, &k.Result)
+		}
+		return tables.Keys(os.Stdout, os.Stderr, &k.Result)
+	})
+}
+
+// opened returns a function that reads the keys before do.
+func opened(k *upkeep.Keys, do func() error) func() error {
+	return func() error {
 		if err := k.Open(); err != nil {
 			return err
 		}
 		return do()
-	})
+	}
 }
 
 func authCreateCommand() *cobra.Command {
-	k, n := newKeys(), &upkeep.NewKeys{}
-	return cli.Command(cli.OldCommand(&cobra.Command{
+	k, n := &upkeep.Keys{}, &upkeep.NewKeys{}
+	return keysCommand(cli.OldCommand(&cobra.Command{
 		Use:   "create [--namespace NS]... [--shim WORKER]... [--model M]... [--pool NAME]... --keys DIR",
 		Short: "Create keys, and print the matching accounts of a nats-server configuration",
 		Long: `Create keys for the NATS users of one or more namespaces, and print the accounts part of a nats-server
@@ -99,19 +115,18 @@ a new configuration or a reload: run indexer auth add, then indexer auth push.`,
 		Example: `  indexer auth create --namespace prod --shim worker-1 --model llama --keys keys > accounts.conf
   indexer serve --nats nats://nats-1 --config keys/prod-node.yaml
   indexer query --nats nats://nats-1 --config keys/prod-reader.yaml --model llama --tokens 1,2,3`,
-		Args: cobra.NoArgs,
-	}, "example"), append(userRows(&n.Users), keysRow(k), natsRow(k), resolverRow(k),
+	}, "example"), k, append(userRows(&n.Users), natsRow(k), resolverRow(k),
 		cli.Var(&n.Namespaces, "namespace", []string{"default"}, "namespace; may be given again"),
 		cli.Var(&n.Partitions, "partitions", jetstream.DefaultPartitions, "how many partitions the namespaces have",
 			cli.Between[uint32](1, jetstream.MaxPartitions)),
 		cli.Var(&n.JWT, "jwt", false, "let running servers accept new users: an operator signs the accounts (JWT)"),
 		cli.Var(&n.Keep, "keep-keys", false,
 			"use the existing users' keys in --keys from a release before 0.5, without --jwt"),
-	), n.Check, func(context.Context, []string) error { return k.Create(n) })
+	), n.Check, func() error { return k.Create(n) })
 }
 
 func authAddCommand() *cobra.Command {
-	k, names := newKeys(), &upkeep.UserNames{}
+	k, names := &upkeep.Keys{}, &upkeep.UserNames{}
 	return keysCommand(&cobra.Command{
 		Use:   "add [--shim WORKER]... [--model M]... [--pool NAME]... [--reader NAME]... --keys DIR",
 		Short: "Make keys for further users",
@@ -119,11 +134,12 @@ func authAddCommand() *cobra.Command {
 to recorded requests (docs/recording.md). The command prints the flags for connections to standard error, and the new
 accounts part of the servers' configuration to standard output. For keys created with --jwt, run push instead.`,
 		Example: `  indexer auth add --shim worker-2 --model llama --keys keys > accounts.conf`,
-	}, k, append(userRows(names), namespaceRow(k), natsRow(k), resolverRow(k)), func() error { return k.Add(names) })
+	}, k, append(userRows(names), namespaceRow(k), natsRow(k), resolverRow(k)), nil,
+		opened(k, func() error { return k.Add(names) }))
 }
 
 func authRotateCommand() *cobra.Command {
-	k := newKeys()
+	k := &upkeep.Keys{}
 	var users []string
 	var finish bool
 	return keysCommand(&cobra.Command{
@@ -140,11 +156,11 @@ func authRotateCommand() *cobra.Command {
 	}, k, cli.Flags{namespaceRow(k), resolverRow(k),
 		cli.Var(&users, "user", nil, "user, as printed by the auth commands; may be given again (default: all)"),
 		cli.Var(&finish, "finish", false, "make the old keys invalid"),
-	}, func() error { return k.Rotate(users, finish) })
+	}, nil, opened(k, func() error { return k.Rotate(users, finish) }))
 }
 
 func authRemoveCommand() *cobra.Command {
-	k := newKeys()
+	k := &upkeep.Keys{}
 	var users []string
 	return keysCommand(&cobra.Command{
 		Use:   "remove --user NAME... --keys DIR",
@@ -154,11 +170,11 @@ keys from the folder. The keys are invalid once the servers have the printed con
 		Example: `  indexer auth remove --user shim-worker-2 --keys keys > accounts.conf`,
 	}, k, cli.Flags{namespaceRow(k), resolverRow(k),
 		cli.Var(&users, "user", nil, "user, as printed by the auth commands; may be given again (required)"),
-	}, func() error { return k.Remove(users) })
+	}, nil, opened(k, func() error { return k.Remove(users) }))
 }
 
 func authPrintCommand() *cobra.Command {
-	k := newKeys()
+	k := &upkeep.Keys{}
 	var transition bool
 	return keysCommand(&cobra.Command{
 		Use:   "print --keys DIR",
@@ -169,11 +185,11 @@ connections of every user to standard error.`,
 	}, k, cli.Flags{resolverRow(k),
 		cli.Var(&transition, "transition", false,
 			"leave all users in the nodes' account: the first step from a release before 0.5 (docs/upgrade.md)"),
-	}, func() error { return k.Print(transition) })
+	}, nil, opened(k, func() error { return k.Print(transition) }))
 }
 
 func authPushCommand() *cobra.Command {
-	k := newKeys()
+	k := &upkeep.Keys{}
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "push --nats URL --keys DIR",
@@ -184,10 +200,16 @@ system.creds of the folder unless a flag names different credentials.`,
 		Example: `  indexer auth push --nats nats://nats-1:4222 --keys keys`,
 	}
 	nats := cli.NATSFlags(cmd.Flags(), false)
-	return keysCommand(cmd, k, cli.Flags{
-		cli.Var(&timeout, "timeout", time.Minute, "how long to wait for the servers"),
-	}, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	cmd.Args = cobra.NoArgs
+	cli.Output[pushed](cmd)
+	var asJSON bool
+	return cli.Command(cmd, cli.Flags{
+		cli.Var(&timeout, "timeout", time.Minute, "how long to wait for the servers"), keysRow(k), cli.JSONFlag(&asJSON),
+	}, nil, func(ctx context.Context, _ []string) error {
+		if err := k.Open(); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		conn, err := nats.ConnectCoreAs(ctx, "kvatlas indexer", k.SystemCreds())
 		if err != nil {
@@ -195,10 +217,19 @@ system.creds of the folder unless a flag names different credentials.`,
 		}
 		defer conn.Close()
 		accounts, err := k.Push(ctx, conn)
-		if err == nil {
-			cli.Fprintf(os.Stdout, "%s accepted by %s\n", cli.Count(uint64(accounts), "account"),
-				strings.TrimSpace(nats.Shown()))
+		switch {
+		case err != nil:
+			return err
+		case asJSON:
+			return cli.PrintJSON(os.Stdout, pushed{accounts})
 		}
+		_, err = cli.Fprintf(os.Stdout, "%s accepted by %s\n", cli.Count(uint64(accounts), "account"),
+			strings.TrimSpace(nats.Shown()))
 		return err
 	})
+}
+
+// pushed is the JSON output of auth push.
+type pushed struct {
+	Accounts int `json:"accounts"` // accepted by the servers
 }

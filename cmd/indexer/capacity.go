@@ -26,5 +26,6 @@ the loss without the last 30 %. docs/capacity.md explains the assumptions.`,
 				cli.Required[string]("is missing: name the model of the prompts")),
 		},
 		Send: remote.Call((*client.Client).Capacity, r), Print: tables.Capacity,
+		Columns: []cli.Columns{tables.CapacityColumns, tables.CapacityPointsColumns},
 	})
 }

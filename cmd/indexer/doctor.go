@@ -36,6 +36,8 @@ Exit status 1 if there is an error, 3 without an error if a check was impossible
   indexer doctor --nats nats://nats-1:4222 --json`,
 	}
 	a := remote.Flags(cmd)
+	cli.Output[*doctor.Report](cmd)
+	cli.Explain(cmd, tables.FindingsColumns)
 	a.SetTimeout(20*time.Second, "time limit of every check")
 	rule := cli.DialFlag(cmd.Flags(), "networks of engines that doctor may contact")
 	var tokenFile string

@@ -31,9 +31,9 @@ hybrid model and the groups' blocks.`,
 		Example: `  indexer dump --now | indexer import --model llama --block-size 16 --namespace copy`,
 	}
 	a := remote.StoreFlags(cmd)
-	if err := cmd.Flags().MarkHidden("json"); err != nil { // always JSON
-		panic(err)
-	}
+	cmd.Flags().Lookup("json").Usage = "no effect: the output is always JSON, an object per line"
+	cli.OutputForm(cmd, "{worker_id: string, storage_tier: string, event: {event_id: number, data: value, "+
+		"dp_rank: number}} per line")
 	return cli.Command(cmd, cli.Flags{
 		cli.Var((*string)(&worker), "worker", "", "this worker only"),
 		cli.Var(&now, "now", false, "have the running indexer write snapshots first"),
@@ -70,6 +70,7 @@ With --worker all lines belong to the given worker, and need no worker_id. {"eve
 		Args:    cobra.MaximumNArgs(1),
 	}, "load")
 	a := remote.StoreFlags(cmd)
+	cli.Output[dump.Loaded](cmd)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var((*string)(&worker), "worker", "", "the worker of all lines; default: every line names the worker"),
 		cli.Var(&id.Model, "model", "", "model of the workers (required)", cli.Required[string]("is missing")),

@@ -125,27 +125,38 @@ func TestExitStatus(t *testing.T) {
 // program runs a command line in this process, and returns the exit status and the standard error.
 func program(t *testing.T, args ...string) (code int, said string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "said")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
+	code, _, said = programOutput(t, args...)
+	return code, said
+}
+
+// programOutput runs a command line in this process, and returns the exit status, the standard output and the standard
+// error.
+func programOutput(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	dir := t.TempDir()
+	open := func(name string) *os.File {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
 	}
-	defer f.Close()
-	silent, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
-	stdout, stderr := os.Stdout, os.Stderr
-	os.Stdout, os.Stderr = silent, f
-	defer func() { os.Stdout, os.Stderr = stdout, stderr }()
+	out, said := open("stdout"), open("stderr")
+	defer out.Close()
+	defer said.Close()
+	beforeOut, beforeErr := os.Stdout, os.Stderr
+	os.Stdout, os.Stderr = out, said
+	defer func() { os.Stdout, os.Stderr = beforeOut, beforeErr }()
 	root := rootCommand()
 	root.SetArgs(args)
-	root.SetOut(silent)
+	root.SetOut(out)
 	code = cli.Main(root)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+	read := func(f *os.File) string {
+		text, err := os.ReadFile(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
 	}
-	return code, string(text)
+	return code, read(out), read(said)
 }

@@ -34,5 +34,6 @@ records.`,
 			return nil
 		},
 		Send: remote.Call((*client.Client).Funnel, r), Print: tables.Funnel,
+		Columns: []cli.Columns{tables.FunnelColumns},
 	})
 }

@@ -37,6 +37,7 @@ copies with the requests that reused them. docs/hot-prefixes.md explains the col
 		},
 		Check: func(*cobra.Command, []string) error { return r.Check() },
 		Send:  remote.Call((*client.Client).HotPrefixes, r), Print: tables.HotPrefixes,
+		Columns: []cli.Columns{tables.HotColumns, tables.CopiesColumns},
 	})
 }
 

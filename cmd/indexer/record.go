@@ -31,7 +31,9 @@ func recordStatusCommand() *cobra.Command {
 drop. The line below shows the stream of all nodes.`,
 		Example: `  indexer record status
   indexer record status --json`,
-	}, remote.Request[*survey.RecordingReport]{Send: survey.Recording, Print: tables.Recording})
+	}, remote.Request[*survey.RecordingReport]{
+		Send: survey.Recording, Print: tables.Recording, Columns: []cli.Columns{tables.RecordingColumns},
+	})
 }
 
 func recordExportCommand() *cobra.Command {
@@ -52,6 +54,7 @@ cannot be read.`,
   indexer record export --since 2026-11-27T08:00:00Z --format json`,
 	}
 	a := remote.StoreFlags(cmd)
+	cli.Output[recording.Line](cmd)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var(&x.Since, "since", "",
 			"first arrival: a duration before now, such as 1h, or a time (RFC 3339); empty: all"),

@@ -78,6 +78,7 @@ POST /v1/free, or let the booking expire.`,
 			return r.Check()
 		},
 		Send: remote.Call((*client.Client).Select, r), Print: tables.Selection,
+		Columns: []cli.Columns{tables.CandidatesColumns, tables.KvatlasColumns, tables.DynamoColumns},
 	})
 }
 
@@ -97,6 +98,6 @@ policy kvatlas uses both.`,
 		Send: func(ctx context.Context, c *client.Client) (*api.LoadList, error) {
 			return c.Loads(ctx, model)
 		},
-		Print: tables.Loads,
+		Print: tables.Loads, Columns: []cli.Columns{tables.LoadsColumns},
 	})
 }

@@ -47,6 +47,7 @@ The NATS user needs the rights of a router or an operator.`,
 				tables.Sessions(w, list)
 			}
 		},
+		Columns: []cli.Columns{tables.SessionsColumns, tables.HeldColumns},
 	})
 	cmd.AddCommand(endSessionCommand())
 	return cmd

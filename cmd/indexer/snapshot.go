@@ -29,6 +29,7 @@ func snapshotNowCommand() *cobra.Command {
 chunks, and NEW the bytes of the written chunks. Unchanged chunks of the earlier snapshot are not written again.`,
 	}, remote.Request[*api.SnapshotList]{
 		Send: remote.Get((*client.Client).Snapshot), Print: tables.Snapshots, Judge: survey.Unwritten,
+		Columns: []cli.Columns{tables.SnapshotsColumns},
 	})
 }
 
@@ -57,6 +58,8 @@ recreated) is reported and is no failure.`,
 // generationsCommand returns a command that lists the snapshots in the bucket. With verify, it also reads them.
 func generationsCommand(cmd *cobra.Command, verify bool) *cobra.Command {
 	a := remote.StoreFlags(cmd)
+	cli.Output[*api.GenerationList](cmd)
+	cli.Explain(cmd, tables.GenerationsColumns)
 	return cli.Command(cmd, nil, nil, func(ctx context.Context, _ []string) error {
 		read := func(ctx context.Context, ns *jetstream.Namespace) (*api.GenerationList, error) {
 			return node.Generations(ctx, ns, verify)

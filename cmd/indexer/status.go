@@ -32,6 +32,8 @@ differ.`,
   indexer status --verify`,
 	}
 	a := remote.Flags(cmd)
+	cli.Output[*survey.Report](cmd)
+	cli.Explain(cmd, tables.ReportColumns, tables.PartitionsColumns, tables.ReplicasColumns)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var(&verify, "verify", false, "show and compare the checksums of all nodes"),
 		cli.Var(&node, "node", "", "show this node alone"),
@@ -67,5 +69,8 @@ func clusterCommand() *cobra.Command {
 		Long: `Show all nodes with the partitions of every node, in the view of the answering node: READY partitions,
 partitions far BEHIND the log, and partitions in RELEASING, with new nodes in charge. Exit status 1 if no node serves
 some partition.`,
-	}, remote.Request[*api.ClusterStatus]{Send: survey.Cluster, Print: tables.Cluster, Judge: survey.Unserved})
+	}, remote.Request[*api.ClusterStatus]{
+		Send: survey.Cluster, Print: tables.Cluster, Judge: survey.Unserved,
+		Columns: []cli.Columns{tables.ClusterColumns},
+	})
 }

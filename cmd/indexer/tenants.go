@@ -30,5 +30,6 @@ The NATS user needs the rights of an operator.`,
 		},
 		Check: func(*cobra.Command, []string) error { return r.Check() },
 		Send:  remote.Call((*client.Client).Tenants, r), Print: tables.Tenants,
+		Columns: []cli.Columns{tables.TenantsColumns},
 	})
 }

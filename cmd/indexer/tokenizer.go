@@ -35,6 +35,8 @@ routed by load.`,
   indexer tokenizer check --tokenizers tokenizers.yaml --model llama --against http://llama-1:8000 --texts chats.jsonl`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[[]tokenize.Comparison](cmd)
+	cli.Explain(cmd, tables.ComparedColumns)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var(&c.File, "tokenizers", "", "YAML file with tokenizers by model, as for serve"),
 		cli.Var(&c.Model, "model", "", "the model, by the name in the file"),
@@ -44,7 +46,7 @@ routed by load.`,
 			"use the server's renderer (vllm launch render) in place of the tokenizer"),
 		cli.Var(&c.Texts, "texts", "", "file with more texts: per line a prompt, or a request as JSON"),
 		cli.Var(&tokenFile, "token-file", "", "file with the bearer token for the server"),
-		cli.Var(&asJSON, "json", false, "print JSON for programs"),
+		cli.JSONFlag(&asJSON),
 	}, nil, func(ctx context.Context, _ []string) (err error) {
 		if c.Token, err = cli.TokenFile("token-file", tokenFile); err != nil {
 			return err

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"os"
+	"io"
 	"strings"
 	"time"
 
@@ -13,6 +13,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/operate/top"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/internal/serve/remote"
+	"github.com/kvatlas/kvatlas/internal/serve/tables"
+	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 func topCommand() *cobra.Command {
@@ -28,23 +30,26 @@ row. Columns without room are omitted, from the right. A wider terminal shows mo
 
 Keys: arrows move, < and > change the sorting column, / filters by names, models, roles, states, hosts and addresses, ?
 explains all columns and sorting keys, q quits. If NATS or the indexers do not answer, top reports the failure,
-	keeps the
-last state, and tries again.
+keeps the last state, and tries again.
 
 --once prints a single frame as text, with all ranks, all columns and whole numbers. "-" means unknown. The command
 measures rates over --interval.`,
 		Example: `  indexer top
   indexer top --sort prefill --filter decode
-  indexer top --once`,
+  indexer top --once --json`,
 	}
-	a := remote.TextFlags(cmd)
+	a := remote.Flags(cmd)
+	cli.Output[*api.FleetEvent](cmd)
+	cli.Explain(cmd, tables.TopColumns())
 	return cli.Command(cmd, cli.Flags{
 		cli.Var(&interval, "interval", 2*time.Second, "how long to wait between two looks",
 			cli.Positive[time.Duration]()),
 		cli.Var(&once, "once", false, "print one frame as text, and end"),
 		cli.Var(&sorted, "sort", "worker", "column to sort by: "+strings.Join(top.Columns(), ", ")),
 		cli.Var(&filter, "filter", "", "show only ranks with all of these words"),
-	}, nil, func(ctx context.Context, _ []string) error {
+	}, func(wrong *cli.Complaints) {
+		wrong.When(a.JSON && !once, "--json needs --once")
+	}, func(ctx context.Context, _ []string) error {
 		v, err := top.New(sorted, filter)
 		if err != nil {
 			return cli.UsageErrorf("--sort: %w", err)
@@ -67,7 +72,10 @@ measures rates over --interval.`,
 		defer c.Close()
 		look := top.Looks(c.Client, c.Conn, a.NATS.Shown(), a.Timeout)
 		if once {
-			return top.Once(ctx, os.Stdout, v, look, interval)
+			if err := top.Once(ctx, v, look, interval); err != nil {
+				return err
+			}
+			return a.Print(v.Fleet(), func(w io.Writer) { _, _ = io.WriteString(w, v.Text()) }) // a.Print has the error
 		}
 		return top.Run(ctx, screen, v, look, interval)
 	})

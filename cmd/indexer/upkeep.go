@@ -39,6 +39,8 @@ NATS user needs the rights of an indexer node.`,
   indexer namespace delete --namespace prod --yes`,
 	}
 	a := remote.StoreFlags(cmd)
+	cli.Output[*upkeep.Deletion](cmd)
+	cli.Explain(cmd, tables.DeletionColumns)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var(&yes, "yes", false, "delete; without --yes the command only lists"),
 		cli.Var(&dry, "dry-run", false, "only list, as without --yes"),
@@ -85,6 +87,8 @@ next event, with the blocks that the engine can repeat. Only NATS needs to run. 
 		Args: cobra.ExactArgs(1),
 	}
 	a := remote.StoreFlags(cmd)
+	cli.Output[clearedRanks](cmd)
+	cli.Explain(cmd, tables.ClearedColumns)
 	return cli.Command(cmd, append(rankRows(&rank), forceRow(&force, "even if a running shim serves the rank")), nil,
 		func(ctx context.Context, args []string) error {
 			return clearWorker(ctx, a, events.WorkerID(args[0]), rankOf(cmd, &rank), force)
@@ -122,6 +126,7 @@ different size is refused, even after the end of the first worker. The command r
 		Args:    cobra.ExactArgs(1),
 	}
 	a := remote.StoreFlags(cmd)
+	cli.Output[removedModel](cmd)
 	return cli.Command(cmd, cli.Flags{forceRow(&force, "even if the model has workers")}, nil,
 		func(ctx context.Context, args []string) error { return removeModel(ctx, a, args[0], force) })
 }
@@ -150,6 +155,16 @@ func forgetCommand() *cobra.Command {
 	})
 }
 
+// removedModel and clearedRanks are the JSON output of models remove and workers clear.
+type (
+	removedModel struct {
+		Forgotten *jetstream.Model `json:"forgotten"`
+	}
+	clearedRanks struct {
+		Forgotten []upkeep.ForgottenRank `json:"forgotten"`
+	}
+)
+
 func removeModel(ctx context.Context, a *remote.Target, model string, force bool) error {
 	return a.Reach(ctx, func(ctx context.Context, ns *jetstream.Namespace) error {
 		ctx, cancel := context.WithTimeout(ctx, a.Timeout)
@@ -158,7 +173,7 @@ func removeModel(ctx context.Context, a *remote.Target, model string, force bool
 		if err != nil {
 			return err
 		}
-		return a.Print(map[string]any{"forgotten": was}, func(w io.Writer) { tables.ForgottenModel(w, was) })
+		return a.Print(removedModel{was}, func(w io.Writer) { tables.ForgottenModel(w, was) })
 	})
 }
 
@@ -168,7 +183,7 @@ func clearWorker(ctx context.Context, a *remote.Target, worker events.WorkerID, 
 		defer cancel()
 		done, err := upkeep.Forget(ctx, ns, worker, rank, force)
 		if done != nil {
-			err = errors.Join(a.Print(map[string]any{"forgotten": done}, func(w io.Writer) { tables.Forgotten(w, done) }), err)
+			err = errors.Join(a.Print(clearedRanks{done}, func(w io.Writer) { tables.Forgotten(w, done) }), err)
 		}
 		return err
 	})
@@ -187,6 +202,8 @@ Only the shims and NATS need to run. Exit status 1 if no shim answers.`,
 		Example: `  indexer resync --worker w1`,
 	}
 	a := remote.StoreFlags(cmd)
+	cli.Output[*upkeep.Resynced](cmd)
+	cli.Explain(cmd, tables.ShimsColumns)
 	return cli.Command(cmd, cli.Flags{
 		cli.Var(&partition, "partition", 0, "all workers of this partition"),
 		cli.Var((*string)(&worker), "worker", "", "all ranks of this worker"),
@@ -205,7 +222,8 @@ Only the shims and NATS need to run. Exit status 1 if no shim answers.`,
 
 func probeCommand() *cobra.Command {
 	var timeout time.Duration
-	return cli.Command(&cobra.Command{
+	var asJSON bool
+	return cli.Command(cli.Output[*upkeep.Probed](&cobra.Command{
 		Use:   "probe URL",
 		Short: "Request an HTTP health endpoint, for health checks without curl",
 		Long: `GET a URL. Exit status 0 for the HTTP status 200, else 1 with the answer: a health check for containers with
@@ -213,7 +231,8 @@ only the programs of kvatlas. An indexer is alive at /healthz and ready at /read
 the monitoring port.`,
 		Example: `  indexer probe http://127.0.0.1:8090/readyz`,
 		Args:    cobra.ExactArgs(1),
-	}, cli.Flags{
+	}), cli.Flags{
+		cli.JSONFlag(&asJSON),
 		cli.Var(&timeout, "timeout", 2*time.Second, "how long to wait for the answer", cli.Positive[time.Duration]()),
 	}, nil, func(ctx context.Context, args []string) error {
 		if err := cli.CheckHTTP(args[0]); err != nil {
@@ -221,7 +240,14 @@ the monitoring port.`,
 		}
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
-		return upkeep.Probe(ctx, args[0])
+		p, err := upkeep.Probe(ctx, args[0])
+		if err == nil && asJSON {
+			err = cli.PrintJSON(os.Stdout, p)
+		}
+		if err != nil {
+			return err
+		}
+		return p.Failure()
 	})
 }
 

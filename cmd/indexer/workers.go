@@ -25,7 +25,10 @@ facts.`,
   indexer workers drain w1 --why "new driver"
   indexer workers undrain w1
   indexer workers change w1 --role decode --taint gpu=h100`,
-	}, remote.Request[*api.WorkerList]{Send: remote.Get((*client.Client).Workers), Print: tables.Workers})
+	}, remote.Request[*api.WorkerList]{
+		Send: remote.Get((*client.Client).Workers), Print: tables.Workers,
+		Columns: []cli.Columns{tables.WorkersColumns},
+	})
 	cmd.AddCommand(drainCommand(), undrainCommand(), changeCommand(), registerCommand(), removeCommand(), clearCommand(),
 		rankForRemovalCommand())
 	return cmd
@@ -41,7 +44,7 @@ func changing(cmd *cobra.Command, worker *events.WorkerID, flags cli.Flags, chec
 			*worker = events.WorkerID(args[0])
 			return check()
 		},
-		Send: change, Print: tables.Worker,
+		Send: change, Print: tables.Worker, Columns: []cli.Columns{tables.WorkerColumns},
 	})
 }
 
@@ -127,5 +130,6 @@ above it: requests that lose blocks, blocks to compute again, and the time for t
 			cli.Var(&r.BlockSize, "block-size", 0, "tokens in a block, if the model has several sizes"),
 		},
 		Send: remote.Call((*client.Client).RemovalOrder, r), Print: tables.RemovalOrder,
+		Columns: []cli.Columns{tables.RemovalColumns},
 	})
 }

@@ -16,3 +16,8 @@ func TestOldNames(t *testing.T) {
 		}
 	}
 }
+
+// TestJSON: every command has --json with a form in the reference, except the long-running commands, which have a log.
+func TestJSON(t *testing.T) {
+	clitest.JSON(t, rootCommand, "worker-shim run", "worker-shim pods", "worker-shim simulate")
+}

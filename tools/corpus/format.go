@@ -41,18 +41,18 @@ const (
 
 // Header is the header of a corpus.
 type Header struct {
-	Workers   uint32
-	BlockSize uint32 // tokens
+	Workers   uint32 `json:"workers"`
+	BlockSize uint32 `json:"block_size"` // tokens
 
-	Ops           uint64 // StoreOps + RemoveOps + Queries
-	Stored        uint64 // blocks in stores
-	Removed       uint64 // blocks in removes
-	Queries       uint64
-	QueryBlocks   uint64 // blocks in queries
-	StoreOps      uint64
-	RemoveOps     uint64
-	LiveAtEnd     uint64 // number of (worker, block) pairs after all operations: the holdings
-	DistinctAtEnd uint64 // number of different blocks in the holdings
+	Ops           uint64 `json:"ops"`            // StoreOps + RemoveOps + Queries
+	Stored        uint64 `json:"stored_blocks"`  // blocks in stores
+	Removed       uint64 `json:"removed_blocks"` // blocks in removes
+	Queries       uint64 `json:"queries"`
+	QueryBlocks   uint64 `json:"query_blocks"` // blocks in queries
+	StoreOps      uint64 `json:"store_ops"`
+	RemoveOps     uint64 `json:"remove_ops"`
+	LiveAtEnd     uint64 `json:"holdings_at_end"`        // (worker, block) pairs after all operations: the holdings
+	DistinctAtEnd uint64 `json:"distinct_blocks_at_end"` // number of different blocks in the holdings
 }
 
 func (h *Header) counts() [9]*uint64 {

@@ -44,6 +44,7 @@ The exit status is 0 only if every answer was equal to the twin's and no event i
   indexer demo --trace conversation_trace.jsonl --requests 500 --json`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[*Result](cmd)
 	f := cmd.Flags()
 	f.StringVar(&traceFile, "trace", "",
 		"file of requests in Mooncake's format (default: a trace of the same shape is generated)")

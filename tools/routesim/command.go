@@ -159,6 +159,7 @@ forget theirs).`,
 		}
 		return rep.Print(os.Stdout)
 	}
+	cli.Output[*Report](cmd)
 	cmd.AddCommand(matrixCommand(), measuredCommand())
 	return cmd
 }

@@ -42,6 +42,7 @@ dynamo-1-1, the default of Dynamo: requests of which earlier ones had a quarter 
   indexer simulate matrix --workloads agents,hot-prefix --load 0.7 --host 0 --seeds 1 --arms sticky,dynamo-1-1,dynamo-4-4`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[[]Cell](cmd)
 	f := cmd.Flags()
 	f.StringSliceVar(&arms, "arms", []string{"rivals"}, `arms of indexer simulate; "rivals" selects all other routers`)
 	f.StringSliceVar(&only, "workloads", nil, "workloads to run (default: all)")
@@ -151,6 +152,7 @@ random and sticky always follow the record. Figures are medians over the seeds.
 With --fit, the constants of the engines are fitted to four of the twelve arms, and printed.`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[[]Compared](cmd)
 	f := cmd.Flags()
 	f.IntVar(&seeds, "seeds", 5, "number of seeds")
 	f.IntVar(&fit, "fit", 0, "rounds of a fit of the engines' constants; 0: no fit")

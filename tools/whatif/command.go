@@ -83,6 +83,7 @@ Exit status 1 if there is too little data or the change cannot be simulated, 2 f
 		cli.Var(&fl.replays, "parallel", 0, "replays at a time; 0: one for each processor"),
 		cli.Var(&fl.quiet, "quiet", false, "print no progress"),
 	}.Add(cmd.Flags())
+	cli.Output[*Report](cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o, filter, err := fl.options()
 		if err != nil {

@@ -91,6 +91,14 @@ var columns = []column{
 		text: func(_ *View, r *row) string { return r.Model }},
 }
 
+// Explained returns the columns with their meanings.
+func Explained() (meanings [][2]string) {
+	for i := range columns {
+		meanings = append(meanings, [2]string{columns[i].name, columns[i].help})
+	}
+	return meanings
+}
+
 // Columns returns the names of the columns.
 func Columns() []string {
 	names := make([]string, len(columns))

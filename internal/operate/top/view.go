@@ -320,6 +320,19 @@ func (v *View) fill(above, between, below []Line, width, height int) []Line {
 	return frame
 }
 
+// Fleet returns the ranks and the expired leases that the filter shows, in the order of the sort column.
+func (v *View) Fleet() *api.FleetEvent {
+	e := &api.FleetEvent{At: v.look.At, Full: true, Ranks: []api.FleetRank{}, Missing: v.look.Workers.Missing}
+	for _, r := range v.shown {
+		if r.expired != nil {
+			e.Expired = append(e.Expired, *r.expired)
+		} else {
+			e.Ranks = append(e.Ranks, r.FleetRank)
+		}
+	}
+	return e
+}
+
 // Text returns the complete content as text for programs, with all columns, rows and digits.
 func (v *View) Text() string {
 	v.exact = true

@@ -556,18 +556,25 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestOnce looks twice, so the frame has rates, and returns the error of a failed look.
+// TestOnce looks twice, so the text and the ranks have rates, and returns the error of a failed look.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	n := 0
 	look := func(context.Context) (*Look, error) { n += 2; return seen(n), nil }
-	var b strings.Builder
-	if err := Once(t.Context(), &b, newView(t, "+/s", ""), look, time.Nanosecond); err != nil ||
-		!strings.Contains(b.String(), "stored 25/s  removed 3/s") {
-		t.Errorf("%v\n%s", err, &b)
+	v := newView(t, "+/s", "")
+	if err := Once(t.Context(), v, look, time.Nanosecond); err != nil ||
+		!strings.Contains(v.Text(), "stored 25/s  removed 3/s") {
+		t.Errorf("%v\n%s", err, v.Text())
+	}
+	fleet, rate := v.Fleet(), 0.0
+	for i := range fleet.Ranks {
+		rate += fleet.Ranks[i].StoredRate
+	}
+	if len(fleet.Ranks) != len(v.ranks) || len(fleet.Expired) != len(v.rows)-len(v.ranks) || rate != 25 {
+		t.Errorf("%d of %d ranks with a rate of %v, and %d expired", len(fleet.Ranks), len(v.ranks), rate, len(fleet.Expired))
 	}
 	failed := errors.New("failed")
-	if err := Once(t.Context(), &b, newView(t, "worker", ""), func(context.Context) (*Look, error) { return nil, failed },
+	if err := Once(t.Context(), newView(t, "worker", ""), func(context.Context) (*Look, error) { return nil, failed },
 		time.Nanosecond); !errors.Is(err, failed) {
 		t.Errorf("%v, want %v", err, failed)
 	}

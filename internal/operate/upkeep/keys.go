@@ -3,10 +3,8 @@ package upkeep
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 
-	"github.com/kvatlas/kvatlas/internal/base/escape"
 	"github.com/kvatlas/kvatlas/internal/base/usage"
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -46,16 +44,35 @@ func (n *UserNames) members(namespace string) (list []natsauth.Member) {
 	return list
 }
 
-// Keys changes the keys of NATS users in a folder. It prints the settings of the users and of the NATS servers.
+// Keys changes the keys of NATS users in a folder.
 type Keys struct {
 	Folder    string
-	Namespace string    // empty: the only namespace of the folder
-	Resolver  string    // folder of the NATS servers for accounts; for keys created with JWTs
-	NATS      string    // address of the NATS servers in the settings files of the users
-	Servers   io.Writer // gets the configuration of NATS servers
-	Users     io.Writer // gets the users' connection settings and the next step
+	Namespace string // empty: the only namespace of the folder
+	Resolver  string // folder of the NATS servers for accounts; for keys created with JWTs
+	NATS      string // address of the NATS servers in the settings files of the users
+
+	Result KeysResult // of the methods so far
 
 	ring *natsauth.Ring // of [Keys.Open] or [Keys.Create]
+}
+
+// KeysResult has the settings of NATS servers and users after a change, in the form of the JSON output.
+type KeysResult struct {
+	Config string    `json:"config,omitempty"` // accounts part of a nats-server configuration
+	Users  []KeyUser `json:"users,omitempty"`
+	Notes  []string  `json:"notes,omitempty"` // next steps
+}
+
+// KeyUser has the connection flags of a user.
+type KeyUser struct {
+	Namespace string `json:"namespace"`
+	User      string `json:"user"`
+	Flags     string `json:"flags"`
+}
+
+// note adds a note to the result.
+func (k *Keys) note(format string, args ...any) {
+	k.Result.Notes = append(k.Result.Notes, fmt.Sprintf(format, args...))
 }
 
 // Open reads the keys in the folder. The other methods, except Create, need it.
@@ -131,7 +148,7 @@ func (k *Keys) create(namespaces []string, partitions uint32, names *UserNames) 
 			return err
 		}
 	}
-	return k.printServers()
+	return k.addServers()
 }
 
 // Add creates keys for further users of the namespace.
@@ -186,13 +203,13 @@ func (k *Keys) Rotate(users []string, finish bool) error {
 			return err
 		}
 		if !ended {
-			fmt.Fprintf(k.Users, "%s: no old key\n", escape.Text(user))
+			k.note("%s: no old key", user)
 		}
 	}
 	if err := k.ring.Save(); err != nil {
 		return err
 	}
-	if err := k.printUsers(k.Namespace, users...); err != nil {
+	if err := k.addUsers(k.Namespace, users...); err != nil {
 		return err
 	}
 	return k.published()
@@ -217,22 +234,19 @@ func (k *Keys) Remove(users []string) error {
 	return k.published()
 }
 
-// Print prints the configuration of NATS servers and the connection settings of all users again. With transition, it
-// prints only a configuration with all users in the nodes' account.
-func (k *Keys) Print(transition bool) error {
+// Print has the configuration of NATS servers and the connection settings of all users as the result. With transition,
+// the result is only a configuration with all users in the nodes' account.
+func (k *Keys) Print(transition bool) (err error) {
 	if transition {
-		text, err := k.ring.TransitionConfig()
-		if err == nil {
-			_, err = io.WriteString(k.Servers, text)
-		}
+		k.Result.Config, err = k.ring.TransitionConfig()
 		return err
 	}
 	for _, ns := range k.ring.Namespaces {
-		if err := k.printUsers(ns.Name); err != nil {
+		if err := k.addUsers(ns.Name); err != nil {
 			return err
 		}
 	}
-	return k.printServers()
+	return k.addServers()
 }
 
 // SystemCreds returns the credentials file for [Keys.Push].
@@ -243,15 +257,15 @@ func (k *Keys) Push(ctx context.Context, conn *jetstream.Conn) (accounts int, er
 	return k.ring.Push(ctx, conn)
 }
 
-// printUsers prints the connection settings of a namespace's users: all users, or the named users.
-func (k *Keys) printUsers(namespace string, only ...string) error {
+// addUsers adds to the result the connection settings of a namespace's users: all users, or the named users.
+func (k *Keys) addUsers(namespace string, only ...string) error {
 	return k.eachUser(namespace, only, func(g *natsauth.Grant) error {
-		fmt.Fprintf(k.Users, "%s: %s\n", escape.Text(g.User), escape.Text(k.ring.Flags(namespace, g)))
+		k.Result.Users = append(k.Result.Users, KeyUser{namespace, g.User, k.ring.Flags(namespace, g)})
 		return nil
 	})
 }
 
-// writeUsers writes the settings files of a namespace's users, of all or of the named users, and prints the users.
+// writeUsers writes the settings files of a namespace's users, of all or of the named users.
 func (k *Keys) writeUsers(namespace string, only ...string) error {
 	err := k.eachUser(namespace, only, func(g *natsauth.Grant) error {
 		return k.ring.WriteSettings(namespace, k.NATS, g)
@@ -259,11 +273,11 @@ func (k *Keys) writeUsers(namespace string, only ...string) error {
 	if err != nil {
 		return err
 	}
-	if err := k.printUsers(namespace, only...); err != nil {
+	if err := k.addUsers(namespace, only...); err != nil {
 		return err
 	}
-	fmt.Fprintf(k.Users, "in place of the flags: --config %s, with the user's name for *\n",
-		escape.Text(k.ring.SettingsFile(namespace, &natsauth.Grant{User: "*"})))
+	k.note("in place of the flags: --config %s, with the user's name for *",
+		k.ring.SettingsFile(namespace, &natsauth.Grant{User: "*"}))
 	return nil
 }
 
@@ -278,23 +292,20 @@ func (k *Keys) eachUser(namespace string, only []string, do func(*natsauth.Grant
 	return err
 }
 
-// printServers prints the configuration of NATS servers.
-func (k *Keys) printServers() error {
-	text, err := k.ring.ServerConfig(k.Resolver)
-	if err == nil {
-		_, err = io.WriteString(k.Servers, text)
-	}
+// addServers adds the configuration of NATS servers to the result.
+func (k *Keys) addServers() (err error) {
+	k.Result.Config, err = k.ring.ServerConfig(k.Resolver)
 	return err
 }
 
 // published describes the step that activates a change of the keys.
 func (k *Keys) published() error {
 	if k.ring.Mode == natsauth.JWT {
-		fmt.Fprintln(k.Users, "run `indexer auth push` to give the accounts to the NATS servers")
+		k.note("run `indexer auth push` to give the accounts to the NATS servers")
 		return nil
 	}
-	fmt.Fprintln(k.Users, "replace the accounts in the NATS servers' configuration with the printed accounts, and "+
-		"reload one server after the other, always twice (nats-server --signal reload; SIGHUP to an indexer with a server "+
+	k.note("replace the accounts in the NATS servers' configuration with the printed accounts, and " +
+		"reload one server after the other, always twice (nats-server --signal reload; SIGHUP to an indexer with a server " +
 		"inside): a new account's imports work from the second reload on")
-	return k.printServers()
+	return k.addServers()
 }

@@ -2,7 +2,6 @@ package upkeep
 
 import (
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,30 +11,39 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
 )
 
-// TestKeys: each change is in the servers' configuration, and only the changed users are printed.
+// lines returns the users and notes of a result, a line each.
+func lines(r *KeysResult) string {
+	var b strings.Builder
+	for _, u := range r.Users {
+		b.WriteString(u.User + ": " + u.Flags + "\n")
+	}
+	for _, note := range r.Notes {
+		b.WriteString(note + "\n")
+	}
+	return b.String()
+}
+
+// TestKeys: each change is in the servers' configuration, and the result has only the changed users.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []natsauth.Mode{natsauth.Static, natsauth.JWT} {
 		dir := t.TempDir()
-		var servers, users strings.Builder
-		k := &Keys{Folder: filepath.Join(dir, "keys"), Resolver: "jwt", NATS: "nats://n1", Servers: &servers, Users: &users}
+		k := &Keys{Folder: filepath.Join(dir, "keys"), Resolver: "jwt", NATS: "nats://n1"}
 		step := func(what string, err error, printed ...string) {
 			t.Helper()
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 			for _, want := range printed {
-				if !strings.Contains(users.String(), want) {
-					t.Errorf("%s prints %q, without %q", what, &users, want)
+				if !strings.Contains(lines(&k.Result), want) {
+					t.Errorf("%s has the result %q, without %q", what, lines(&k.Result), want)
 				}
 			}
-			if mode == natsauth.Static && what != "open" && !strings.HasPrefix(servers.String(), "accounts {") {
-				t.Errorf("%s prints no accounts: %q", what, &servers)
+			if mode == natsauth.Static && what != "open" && !strings.HasPrefix(k.Result.Config, "accounts {") {
+				t.Errorf("%s has no accounts: %q", what, k.Result.Config)
 			}
-			servers.Reset()
-			users.Reset()
+			k.Result = KeysResult{}
 		}
-		lines := func() int { return strings.Count(users.String(), "\n") }
 		created := k.Create(&NewKeys{Namespaces: []string{"a"}, Partitions: 4, JWT: mode == natsauth.JWT})
 		step("create", created, "node: ", "shim: ", "reader: ", "--config ")
 		if text, err := os.ReadFile(filepath.Join(k.Folder, "a-reader.yaml")); err != nil ||
@@ -44,16 +52,16 @@ func TestKeys(t *testing.T) {
 		}
 		step("open", k.Open())
 		err := k.Add(&UserNames{Shims: []string{"w1"}, Analysts: []string{"x"}})
-		if want := 3 + 1; lines() != want {
-			t.Errorf("add prints %d lines, want two users, the settings and the next step: %q", lines(), &users)
+		if want := 3 + 1; strings.Count(lines(&k.Result), "\n") != want {
+			t.Errorf("add has a result other than two users, the settings and the next step: %q", lines(&k.Result))
 		}
 		step("add", err, "shim-w1: ", "analyst-x: ")
 		step("rotate", k.Rotate([]string{"reader"}, false), "reader: ")
 		step("finish", k.Rotate([]string{"reader", "router"}, true), "router: no old key")
 		step("rotate all", k.Rotate(nil, false), "analyst-x: ", "node: ")
 		step("remove", k.Remove([]string{"shim-w1"}))
-		if err := k.Print(false); err != nil || strings.Contains(users.String(), "shim-w1") {
-			t.Errorf("after the removal: %q, %v", &users, err)
+		if err := k.Print(false); err != nil || strings.Contains(lines(&k.Result), "shim-w1") {
+			t.Errorf("after the removal: %q, %v", lines(&k.Result), err)
 		}
 		for what, err := range map[string]error{
 			"add": k.Add(&UserNames{Models: []string{"m"}}), "remove": k.Remove(nil),
@@ -68,7 +76,7 @@ func TestKeys(t *testing.T) {
 // TestKeysOfSeveralNamespaces: a change needs the name of a namespace, if the folder has several.
 func TestKeysOfSeveralNamespaces(t *testing.T) {
 	t.Parallel()
-	k := &Keys{Folder: t.TempDir(), Servers: io.Discard, Users: io.Discard}
+	k := &Keys{Folder: t.TempDir()}
 	if err := k.Create(&NewKeys{Namespaces: []string{"a", "b"}, Partitions: 4}); err != nil {
 		t.Fatal(err)
 	}

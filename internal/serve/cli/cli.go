@@ -72,16 +72,16 @@ func Main(root *cobra.Command) int {
 	}
 	switch _, invalid := errors.AsType[*usage.Error](err); {
 	case err == nil:
-		return 0
+		return StatusOK
 	case !running || invalid || errors.Is(err, jetstream.ErrBadName):
 		Fprintf(os.Stderr, "%s: %s (see %s --help)\n", cmd.CommandPath(), message, cmd.CommandPath())
-		return 2
+		return StatusUsage
 	}
 	Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), message)
 	if _, unable := errors.AsType[unableError](err); unable {
-		return 3
+		return StatusUnable
 	}
-	return 1
+	return StatusFailed
 }
 
 // oneLine joins the non-blank lines of an error. The separator is a space after a question, otherwise a

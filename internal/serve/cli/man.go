@@ -13,14 +13,6 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Statuses are the meanings of the exit statuses, starting with 0.
-var Statuses = []string{
-	"It succeeded.",
-	"It failed, or the answer is no.",
-	"Invalid input: the command line, a setting, a name, a file. A retry is useless.",
-	"No errors were found, but some checks failed (only `indexer doctor`).",
-}
-
 // manCommand describes the program's commands, for man and for docs/reference.md.
 func manCommand() *cobra.Command {
 	markdown := false
@@ -159,6 +151,15 @@ func manPage(cmd *cobra.Command) string {
 			b.WriteString(".br\n" + roff("Environment: "+o.variables))
 		}
 	}
+	if schema := cmd.Annotations[jsonSchema]; schema != "" {
+		b.WriteString(".SH JSON\n" + roff(schema))
+	}
+	for _, table := range columnsOf(cmd) {
+		b.WriteString(".SH COLUMNS\n" + roff("The table has a row for each "+table.Row+"."))
+		for _, c := range table.List {
+			b.WriteString(".TP\n\\fB" + strings.TrimSpace(roff(c.Name)) + "\\fR\n" + roff(c.Meaning))
+		}
+	}
 	b.WriteString(".SH EXIT STATUS\n")
 	for status, meaning := range Statuses {
 		fmt.Fprintf(&b, ".TP\n%d\n%s", status, roff(meaning))
@@ -184,10 +185,9 @@ func manPage(cmd *cobra.Command) string {
 // cell escapes text for a cell of a Markdown table.
 var cell = strings.NewReplacer("|", `\|`, "<", `\<`, "*", `\*`, "\n", " ")
 
-// wrap breaks text into lines of at most 116 columns. All lines except the first are indented.
-func wrap(text, indent string) string {
+// wrap breaks text into lines of at most 116 columns. The first line begins at a column; all other lines are indented.
+func wrap(text, indent string, column int) string {
 	var b strings.Builder
-	column := 0
 	for i, word := range strings.Fields(text) {
 		switch {
 		case i > 0 && column+1+len(word) > 116:
@@ -206,18 +206,27 @@ func wrap(text, indent string) string {
 // markdownOf returns a command in Markdown.
 func markdownOf(cmd *cobra.Command) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "### %s\n\n%s\n\n    %s\n\n", cmd.CommandPath(), wrap(cell.Replace(cmd.Short)+".", ""),
-		wrap(cmd.UseLine(), "        "))
-	list := options(cmd.NonInheritedFlags())
-	if len(list) == 0 {
-		return b.String()
-	}
-	b.WriteString("| flag | default | meaning |\n|---|---|---|\n")
-	for _, o := range list {
-		if o.value != "" {
-			o.value = "`" + o.value + "`"
+	fmt.Fprintf(&b, "### %s\n\n%s\n\n    %s\n\n", cmd.CommandPath(), wrap(cell.Replace(cmd.Short)+".", "", 0),
+		wrap(cmd.UseLine(), "        ", 0))
+	if list := options(cmd.NonInheritedFlags()); len(list) > 0 {
+		b.WriteString("| flag | default | meaning |\n|---|---|---|\n")
+		for _, o := range list {
+			if o.value != "" {
+				o.value = "`" + o.value + "`"
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", o.form, o.value, cell.Replace(o.meaning))
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", o.form, o.value, cell.Replace(o.meaning))
+		b.WriteString("\n")
 	}
-	return b.String() + "\n"
+	if schema := cmd.Annotations[jsonSchema]; schema != "" {
+		fmt.Fprintf(&b, "Output with `--json`:\n\n    %s\n\n", wrap(schema, "      ", 4))
+	}
+	for _, table := range columnsOf(cmd) {
+		fmt.Fprintf(&b, "| column | meaning, with a row for each %s |\n|---|---|\n", table.Row)
+		for _, c := range table.List {
+			fmt.Fprintf(&b, "| %s | %s |\n", cell.Replace(c.Name), cell.Replace(c.Meaning))
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
 }

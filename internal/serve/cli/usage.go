@@ -25,6 +25,7 @@ func printUsage(c *cobra.Command) error {
 	if c.HasExample() {
 		fmt.Fprintf(&b, "\n\nExamples:\n%s", c.Example)
 	}
+	b.WriteString(columnsHelp(c))
 	if c.HasAvailableSubCommands() {
 		b.WriteString("\n\nAvailable Commands:")
 		for _, sub := range c.Commands() {
@@ -37,6 +38,9 @@ func printUsage(c *cobra.Command) error {
 		if text := strings.TrimRight(s.flags.FlagUsagesWrapped(usageColumns), " \n"); text != "" {
 			fmt.Fprintf(&b, "\n\n%s:\n%s", s.title, text)
 		}
+	}
+	if !c.HasParent() {
+		b.WriteString(statusHelp())
 	}
 	if c.HasAvailableSubCommands() {
 		fmt.Fprintf(&b, "\n\nUse \"%s [command] --help\" for more information about a command.", c.CommandPath())

@@ -78,12 +78,12 @@ func (b build) String() string {
 
 func versionCommand() *cobra.Command {
 	asJSON := false
-	cmd := &cobra.Command{
+	cmd := Output[build](&cobra.Command{
 		Use:   "version",
 		Short: "Print the version and the commit of this build",
 		Args:  cobra.NoArgs,
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON for programs")
+	})
+	Flags{JSONFlag(&asJSON)}.Add(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		b := thisBuild()
 		if asJSON {

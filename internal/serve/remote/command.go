@@ -25,6 +25,9 @@ type Request[T any] struct {
 	// Print prints the answer, without --json.
 	Print func(io.Writer, T)
 
+	// Columns are the columns of the tables that Print prints.
+	Columns []cli.Columns
+
 	// Judge returns an error for an answer with a failure, after Print. nil: every answer is a success.
 	Judge func(T) error
 }
@@ -34,6 +37,8 @@ type Request[T any] struct {
 func Command[T any](cmd *cobra.Command, r Request[T]) *cobra.Command {
 	t := Flags(cmd)
 	r.Flags.Add(cmd.Flags())
+	cli.Explain(cmd, r.Columns...)
+	cli.Output[T](cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := r.check(cmd, args); err != nil {
 			return t.Refused(err)

@@ -47,13 +47,6 @@ func StoreFlags(cmd *cobra.Command) *Target {
 	return t
 }
 
-// TextFlags adds the flags of Flags except --json, for a command without JSON.
-func TextFlags(cmd *cobra.Command) *Target {
-	t := newTarget(cmd)
-	t.http.add(cmd.Flags())
-	return t
-}
-
 func newTarget(cmd *cobra.Command) *Target {
 	t := &Target{NATS: cli.NATSFlags(cmd.Flags(), false), flags: cmd.Flags()}
 	cmd.Flags().StringVar(&t.Namespace, "namespace", "default", "name of the deployment; several may share NATS servers")

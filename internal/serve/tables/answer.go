@@ -70,25 +70,25 @@ func store(w io.Writer, l *api.L3) {
 
 // overlaps prints a line for each rank with a part of the prompt.
 func overlaps(w io.Writer, a *api.Answer, q *api.Query) {
-	heading := []string{"WORKER", "RANK", "DEVICE", "HOST", "DISK", "EXTERNAL", "OF PROMPT"}
+	table := answerBase
 	for _, set := range q.Within {
-		heading = append(heading, strings.ToUpper(string(set)))
+		table = table.And(cli.Column{Name: strings.ToUpper(string(set))})
 	}
 	shared := a.L3.Status != api.L3NotConfigured
 	if shared {
-		heading = append(heading, "FROM STORE", "STORE STOPS")
+		table = table.And(storeColumns...)
 	}
 	guessed := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Guessed > 0 })
 	if guessed {
-		heading = append(heading, "GUESSED")
+		table = table.And(guessedColumn)
 	}
 	stands := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Engine != "" || o.CatchingUp })
 	if stands {
-		heading = append(heading, "ENGINE")
+		table = table.And(engineColumn)
 	}
 	addressed := slices.ContainsFunc(a.Workers, func(o api.Overlap) bool { return o.Endpoint != "" })
 	if addressed {
-		heading = append(heading, "ENDPOINT")
+		table = table.And(endpointColumn)
 	}
 	rows := make([][]any, len(a.Workers))
 	for i, o := range a.Workers {
@@ -118,7 +118,7 @@ func overlaps(w io.Writer, a *api.Answer, q *api.Query) {
 			rows[i] = append(rows[i], o.Endpoint)
 		}
 	}
-	cli.Table(w, heading, rows)
+	table.Table(w, rows)
 }
 
 // lacks describes gaps in a complete answer in one line: partitions behind the log, and partitions

@@ -49,7 +49,7 @@ func capacityTiers(w io.Writer, c *api.Capacity) {
 		}
 		rows = append(rows, []any{t.Tier, t.Blocks, t.Source, percent(t.Share), doubled, points(t.Last)})
 	}
-	cli.Table(w, []string{"TIER", "BLOCKS", "SIZE", "HIT RATE", "TWICE THE SIZE", "LAST 30 %"}, rows)
+	CapacityColumns.Table(w, rows)
 	cli.Fprintf(w, "\n")
 }
 
@@ -69,7 +69,7 @@ func capacityPoints(w io.Writer, c *api.Capacity) {
 		}
 		rows = append([][]any{{p.Blocks, percent(p.Shared), routed, strings.Repeat("#", int(40*share+0.5))}}, rows...)
 	}
-	cli.Table(w, []string{"BLOCKS", "ONE CACHE", "AS ROUTED", ""}, rows)
+	CapacityPointsColumns.Table(w, rows)
 	cli.Fprintf(w, "\n")
 }
 

@@ -27,7 +27,7 @@ func Cluster(w io.Writer, c *api.ClusterStatus) {
 	for _, name := range c.Gone {
 		rows = append(rows, []any{name, "", "", "", "", "", "", "gone"})
 	}
-	cli.Table(w, []string{"NODE", "ZONE", "VERSION", "PARTITIONS", "READY", "BEHIND", "RELEASING", ""}, rows)
+	ClusterColumns.Table(w, rows)
 	cli.Fprintf(w, "\neach partition is to be kept by %d\n", c.Copies)
 	if len(c.Short) > 0 {
 		cli.Fprintf(w, "fewer are ready for %s\n", ranges(c.Short))

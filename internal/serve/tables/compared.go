@@ -18,7 +18,7 @@ func Compared(w io.Writer, list []tokenize.Comparison) {
 		}
 	}
 	if len(rows) > 0 {
-		cli.Table(w, []string{"", "TEXT", ""}, rows)
+		ComparedColumns.Table(w, rows)
 		cli.Fprintln(w)
 	}
 	cli.Fprintf(w, "%d texts: %d same, %d differ, %d refused here, %d refused there, %d not compared\n", len(list),

@@ -37,7 +37,7 @@ func Findings(w io.Writer, r *doctor.Report) {
 	for i, f := range all {
 		rows[i] = []any{i + 1, f.Severity, f.Check, f.Where(), f.What}
 	}
-	cli.Table(w, []string{"", "SEVERITY", "CHECK", "WHERE", "WHAT"}, rows)
+	FindingsColumns.Table(w, rows)
 	for i, f := range all {
 		evidence, remedy := "evidence", "what to do"
 		if len(f.Wheres) > 1 {

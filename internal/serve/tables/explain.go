@@ -59,7 +59,7 @@ func explanation(w io.Writer, a *api.Answer) {
 		rows = append(rows, append(row, store))
 	}
 	cli.Fprintln(w)
-	cli.Table(w, []string{"BLOCKS", "DEVICE", "HOST", "DISK", "EXTERNAL", "STORE"}, rows)
+	BlocksColumns.Table(w, rows)
 	cli.Fprintln(w)
 	rows = nil
 	unexplained := 0
@@ -73,7 +73,7 @@ func explanation(w io.Writer, a *api.Answer) {
 		}
 		rows = append(rows, []any{name(o), o.Total(), whyStopped(o), o.L3, whyNoMore(o, a)})
 	}
-	cli.Table(w, []string{"WORKER", "OWN", "STOPPED", "LOADS", "NO MORE, FOR"}, rows)
+	StopsColumns.Table(w, rows)
 	for i := range a.Workers {
 		if o := &a.Workers[i]; o.Guessed > 0 {
 			cli.Fprintf(w, "%s probably holds %d blocks on the device, because of the requests sent to the worker\n", name(o),

@@ -25,7 +25,7 @@ func Funnel(w io.Writer, f *api.Funnel) {
 			rows = append(rows, []any{step.Step, step.Tokens, percent(*step.Share), ""})
 		}
 	}
-	cli.Table(w, []string{"STEP", "TOKENS", "SHARE", "BY"}, rows)
+	FunnelColumns.Table(w, rows)
 	for _, name := range f.Missing {
 		cli.Fprintf(w, "node %s did not answer: the node's records are missing here\n", name)
 	}

@@ -36,8 +36,7 @@ func HotPrefixes(w io.Writer, list *api.HotList) {
 				fmt.Sprintf("%.0f", p.WaitMS), fmt.Sprintf("%.0f", p.RecomputedPerS),
 				fmt.Sprintf("%.1f", p.SavesMSPerHour/1000), fmt.Sprintf("%.1f", p.CostMS/1000), target, kept}
 		}
-		cli.Table(w, []string{"PREFIX", "TOKENS", "REQUESTS/S", "HOLDERS", "WAIT MS", "RECOMPUTED/S", "SAVES S/H", "COST S",
-			"TARGET", "KEPT"}, rows)
+		HotColumns.Table(w, rows)
 	}
 	if len(list.Copies) == 0 {
 		return
@@ -53,7 +52,7 @@ func HotPrefixes(w io.Writer, list *api.HotList) {
 			c.Computed, fmt.Sprintf("%.0f", c.TookMS), c.Requests, c.Reused, fmt.Sprintf("%.1f", c.SavedMS/1000)}
 	}
 	cli.Fprintln(w)
-	cli.Table(w, []string{"COPY", "WORKER", "BY", "AGE", "COMPUTED", "TOOK MS", "REQUESTS", "REUSED", "SAVED S"}, rows)
+	CopiesColumns.Table(w, rows)
 }
 
 // firstHolders lists at most two workers, and the number of the others.

@@ -26,7 +26,7 @@ func Recording(w io.Writer, s *survey.RecordingReport) {
 				cli.Bytes(n.State.WaitingBytes)}
 		}
 	}
-	cli.Table(w, []string{"NODE", "RECORDING", "RECORDS", "STORED", "DROPPED", "WAITING"}, rows)
+	RecordingColumns.Table(w, rows)
 	for _, n := range s.Nodes {
 		if n.State != nil && n.State.Failing != "" {
 			cli.Fprintf(w, "node %s cannot store records: %s\n", n.Node, n.State.Failing)

@@ -62,20 +62,20 @@ func choice(w io.Writer, x *routing.Explanation) {
 	cli.Fprintln(w)
 	list := slices.Clone(x.Candidates)
 	slices.SortStableFunc(list, func(a, b routing.Considered) int { return cmp.Compare(a.Cost, b.Cost) })
-	heading := []string{"", "WORKER", "RANK", "COST", "PROBABILITY", "CACHED TOKENS"}
+	table := candidatesBase
 	terms := len(list) > 0 && list[0].Terms != nil
 	if terms {
-		heading = append(heading, "PREFILL", "CREDIT", "DECODE", "REQUESTS", "TAINTS")
+		table = table.And(DynamoColumns.List...)
 	}
 	scores := !terms && len(list) > 0 && len(list[0].Scores) > 1
 	if scores {
 		for _, s := range list[0].Scores {
-			heading = append(heading, strings.ToUpper(s.Scorer))
+			table = table.And(cli.Column{Name: strings.ToUpper(s.Scorer)})
 		}
 	}
 	guessed := terms && slices.ContainsFunc(list, func(c routing.Considered) bool { return c.Terms.GuessedBlocks > 0 })
 	if guessed {
-		heading = append(heading, "GUESSED BLOCKS")
+		table = table.And(guessedBlocks)
 	}
 	rows := make([][]any, len(list))
 	for i, c := range list {
@@ -99,7 +99,7 @@ func choice(w io.Writer, x *routing.Explanation) {
 			rows[i] = append(rows[i], c.Terms.GuessedBlocks)
 		}
 	}
-	cli.Table(w, heading, rows)
+	table.Table(w, rows)
 	for i := range list {
 		if r := list[i].Reported; r != nil {
 			cli.Fprintf(w, "worker %s rank %d reports %s\n", list[i].Worker, list[i].Rank, reportOf(r))
@@ -152,5 +152,5 @@ func Loads(w io.Writer, list *api.LoadList) {
 				rate, busy})
 		}
 	}
-	cli.Table(w, []string{"MODEL", "WORKER", "RANK", "REQUESTS", "PREFILL TOKENS", "BLOCKS", "PREFILL RATE", "BUSY"}, rows)
+	LoadsColumns.Table(w, rows)
 }

@@ -29,7 +29,7 @@ func Session(w io.Writer, list *api.SessionList) {
 		for i, h := range list.Held {
 			rows[i] = []any{h.Model, h.Worker, h.Rank, h.Blocks, h.Device, h.Host, h.Disk, h.External}
 		}
-		cli.Table(w, []string{"MODEL", "WORKER", "RANK", "BLOCKS", "DEVICE", "HOST", "DISK", "EXTERNAL"}, rows)
+		HeldColumns.Table(w, rows)
 	} else {
 		cli.Fprintln(w, "blocks: not known; no engine has announced the session_id in its events")
 	}
@@ -50,7 +50,7 @@ func boundSessions(w io.Writer, list *api.SessionList) {
 		rows[i] = []any{s.ID, s.Model, s.Worker, s.Rank, max(now.Sub(s.LastUse), 0).Round(time.Second),
 			max(s.Expires.Sub(now), 0).Round(time.Second)}
 	}
-	cli.Table(w, []string{"SESSION", "MODEL", "WORKER", "RANK", "LAST USE", "EXPIRES"}, rows)
+	SessionsColumns.Table(w, rows)
 	if more := uint64(list.Total - len(list.Sessions)); more > 0 {
 		cli.Fprintf(w, "%s more; raise --limit\n", cli.Count(more, "session"))
 	}

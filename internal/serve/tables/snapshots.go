@@ -14,7 +14,7 @@ func Snapshots(w io.Writer, list *api.SnapshotList) {
 	for i, s := range list.Snapshots {
 		rows[i] = []any{s.Partition, s.Generation, s.Seq, cli.Bytes(s.Bytes), cli.Bytes(s.Written)}
 	}
-	cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "SIZE", "NEW"}, rows)
+	SnapshotsColumns.Table(w, rows)
 }
 
 // Generations prints a line for each snapshot in the bucket, and the reasons why snapshots are unusable.
@@ -41,8 +41,7 @@ func Generations(w io.Writer, list *api.GenerationList) {
 		rows[i] = []any{g.Partition, g.Generation, g.Seq, age, g.Ranks, g.Holdings, g.Chunks, cli.Bytes(g.Bytes),
 			cli.Bytes(g.New), state}
 	}
-	cli.Table(w, []string{"PARTITION", "GENERATION", "SEQ", "TAKEN", "RANKS", "HOLDINGS", "CHUNKS", "SIZE", "NEW",
-		"STATE"}, rows)
+	GenerationsColumns.Table(w, rows)
 	for _, g := range list.Generations {
 		if g.Why != "" {
 			cli.Fprintf(w, "partition %d, generation %d: %s: %s\n", g.Partition, g.Generation, g.Unusable, g.Why)

@@ -21,7 +21,6 @@ func Report(w io.Writer, r *survey.Report) {
 		return
 	}
 	cli.Fprintf(w, "namespace %s: %d nodes\n\n", r.Namespace, len(r.Nodes))
-	heading := []string{"NODE", "VERSION", "STATE", "UP", "PARTITIONS", "LAG", "BLOCKS HELD", "INDEX", "PROBLEMS"}
 	rows := make([][]any, len(r.Nodes))
 	zoned := false // some node has a zone
 	for i, n := range r.Nodes {
@@ -43,13 +42,15 @@ func Report(w io.Writer, r *survey.Report) {
 		rows[i] = []any{n.Node, s.Version, state, time.Since(s.Since).Round(time.Second), len(s.Partitions), lag, held,
 			cli.Bytes(s.Index.Bytes), len(survey.ProblemsOf(s))}
 	}
+	table := ReportColumns
 	if zoned {
-		heading = slices.Insert(heading, 1, "ZONE")
 		for i := range rows {
 			rows[i] = slices.Insert(rows[i], 1, any(cmp.Or(r.Nodes[i].Zone, "-")))
 		}
+	} else {
+		table.List = slices.Delete(slices.Clone(table.List), 1, 2)
 	}
-	cli.Table(w, heading, rows)
+	table.Table(w, rows)
 	if len(r.Problems) > 0 {
 		cli.Fprintln(w)
 	}
@@ -149,8 +150,7 @@ func stores(w io.Writer, s *api.Status) {
 // partitions prints a line for each partition.
 func partitions(w io.Writer, s *api.Status) {
 	cli.Fprintln(w)
-	heading := []string{"PARTITION", "STATE", "RANKS", "APPLIED", "LAG", "STALE", "LOG", "SNAPSHOT SEQ", "SIZE", "TAKEN",
-		"WRITER"}
+	table := partitionsBase
 	rows := make([][]any, len(s.Partitions))
 	for i, p := range s.Partitions {
 		seq, size, age := snapshotOf(&p, s.Node)
@@ -161,9 +161,9 @@ func partitions(w io.Writer, s *api.Status) {
 		}
 	}
 	if len(s.Partitions) > 0 && s.Partitions[0].Checksum != "" {
-		heading = append(heading, "CHECKSUM")
+		table = PartitionsColumns
 	}
-	cli.Table(w, heading, rows)
+	table.Table(w, rows)
 }
 
 // snapshotOf describes a partition's snapshot as written or restored by a node. A node may have no record of a second
@@ -222,5 +222,5 @@ func replicas(w io.Writer, list []api.PartitionReplicas) {
 		}
 	}
 	cli.Fprintln(w)
-	cli.Table(w, []string{"PARTITION", "NODE", "SEQ", "CHECKSUM", ""}, rows)
+	ReplicasColumns.Table(w, rows)
 }

@@ -34,8 +34,7 @@ func Tenants(w io.Writer, list *api.TenantList) {
 	add("(none)", &list.None)
 	add("(other)", &list.Other)
 	add("(all)", &list.Total)
-	cli.Table(w, []string{"TENANT", "REQUESTS", "REQUESTED", "REUSED", "EXPECTED", "COMPUTED", "UNSERVED", "REJECTED",
-		"MISSED AT MOST", "HELD BLOCKS"}, rows)
+	TenantsColumns.Table(w, rows)
 	if list.UnattributedBlocks != nil {
 		cli.Fprintf(w, "%s of unknown tenants\n", cli.Count(*list.UnattributedBlocks, "held block"))
 	}

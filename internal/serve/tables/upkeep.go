@@ -25,7 +25,7 @@ func Forgotten(w io.Writer, done []upkeep.ForgottenRank) {
 		}
 		rows[i] = []any{d.Instance, d.Rank, d.Was, d.LastEvent, now}
 	}
-	cli.Table(w, []string{"WORKER", "RANK", "INCARNATION", "LAST EVENT", "NOW"}, rows)
+	ClearedColumns.Table(w, rows)
 }
 
 // ForgottenModel prints the deleted block size of a model.
@@ -43,7 +43,7 @@ func Deletion(w io.Writer, d *upkeep.Deletion) {
 		}
 		rows[i] = []any{s.Name, kind, s.Messages, cli.Bytes(s.Bytes)}
 	}
-	cli.Table(w, []string{"STREAM", "KIND", "MESSAGES", "SIZE"}, rows)
+	DeletionColumns.Table(w, rows)
 }
 
 // DeletionNote prints whether the streams of a namespace were deleted.
@@ -68,7 +68,7 @@ func Shims(w io.Writer, r *upkeep.Resynced) {
 		}
 		rows[i] = []any{s.Instance, s.Rank, s.Incarnation, replay, s.Host, s.PID}
 	}
-	cli.Table(w, []string{"WORKER", "RANK", "INCARNATION", "REPLAY", "HOST", "PROCESS"}, rows)
+	ShimsColumns.Table(w, rows)
 }
 
 // Loaded prints the counts of loaded lines.

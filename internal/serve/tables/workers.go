@@ -72,8 +72,7 @@ func Workers(w io.Writer, list *api.WorkerList) {
 			max(k.Pending, k.Parked), k.LastEvent, seen, leaseAge(k.Lease, time.Now()), leaseLeft(k.Lease, time.Now()),
 			engineState(&k, time.Now()), stateOf(k.Record)}
 	}
-	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "BLOCK SIZE", "PARTITION", "DEVICE", "HOST", "DISK",
-		"EXTERNAL", "PENDING", "LAST EVENT", "LAST SEEN", "LEASE AGE", "EXPIRES", "ENGINE", "STATE"}, rows)
+	WorkersColumns.Table(w, rows)
 	reported(w, list.Workers)
 	reasons(w, list.Workers)
 }
@@ -159,8 +158,7 @@ func Worker(w io.Writer, k *api.Worker) {
 			orDash(strings.Join(r.LoRAAdapters, ",")), r.State}
 		list[i] = api.WorkerInfo{Instance: k.Instance, Record: &r.WorkerRecord}
 	}
-	cli.Table(w, []string{"WORKER", "RANK", "MODEL", "ROLE", "ENDPOINT", "KV BLOCKS", "BATCHED TOKENS",
-		"TAINTS", "DOMAINS", "ADAPTERS", "STATE"}, rows)
+	WorkerColumns.Table(w, rows)
 	reasons(w, list)
 }
 
@@ -200,7 +198,7 @@ func RemovalOrder(w io.Writer, list *api.RemovalOrder) {
 		rows[i] = []any{k.Worker, k.Unique, fmt.Sprintf("%.1f", k.RequestsPerHour), fmt.Sprintf("%.1f", k.BlocksPerHour),
 			fmt.Sprintf("%.1f", k.MSPerHour/1000)}
 	}
-	cli.Table(w, []string{"WORKER", "UNIQUE", "REQUESTS/H", "BLOCKS/H", "COST S/H"}, rows)
+	RemovalColumns.Table(w, rows)
 	cli.Fprintf(w, "%s stand for %.0f requests an hour; a block costs %.2f ms\n",
 		cli.Count(uint64(list.Sample), "recorded request"), list.RequestsPerHour, list.MSPerBlock)
 	if list.BlockSample > 1 {

@@ -39,6 +39,7 @@ func indexcommand() *cobra.Command {
   snapshot  an image of all ranks into memory and back, and clears`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[bench.Report](cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
 	f.StringVar(&mode, "mode", string(bench.Mixed), "what to measure")
@@ -68,6 +69,7 @@ func durablecommand() *cobra.Command {
 		Short: "Measure log, replay, snapshots and restore with a corpus, on a NATS server in this process",
 		Args:  cobra.NoArgs,
 	}
+	cli.Output[*durable.Report](cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.File, "corpus", "", "corpus file (required)")
 	f.Uint32Var(&o.Partitions, "partitions", 8, "shares of the log")
@@ -133,6 +135,7 @@ func clustercommand() *cobra.Command {
 processes. The ratios come first, with their bounds.`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[*cluster.Report](cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.Workers, "workers", o.Workers, "workers that announce blocks")
 	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of every worker, half of them equal on all workers")
@@ -220,6 +223,7 @@ func selectcommand() *cobra.Command {
 Figures are medians of the rounds. The ratios come first, with their goals.`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[*cluster.SelectReport](cmd)
 	f := cmd.Flags()
 	f.IntVar(&o.Workers, "workers", o.Workers, "workers; half of them hold 64 blocks")
 	f.IntVar(&o.Blocks, "blocks", o.Blocks, "blocks of a prompt, as hashes; half of the prompts begin with the 64 blocks")
@@ -299,6 +303,7 @@ Figures are medians of the rounds. The ratios come first, with their goals.`,
 
 func corpuscommand() *cobra.Command {
 	job := corpus.Job{Options: corpus.Defaults()}
+	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "corpus --out FILE [--trace FILE]",
 		Short: "Make a corpus: the events and queries of a fleet serving a trace",
@@ -308,6 +313,7 @@ flags give equal bytes.`,
   indexer bench corpus --out holes64.bin --evict random --trace conversation_trace.jsonl`,
 		Args: cobra.NoArgs,
 	}
+	cli.Output[corpus.Header](cmd)
 	f := cmd.Flags()
 	f.StringVar(&job.Out, "out", "corpus.bin", "file to make")
 	f.StringVar(&job.Trace, "trace", "", "trace in Mooncake's format (default: a generated trace of the same shape)")
@@ -324,6 +330,7 @@ flags give equal bytes.`,
 		"shared: a block has the same engine hash on all workers; private: every worker has different hashes")
 	f.Float64Var(&job.Sticky, "sticky", job.Sticky,
 		"share of requests sent to the last worker of the longest prefix")
+	f.BoolVar(&asJSON, "json", false, "print the counts of the corpus as JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := job.Validate(); err != nil {
 			return cli.UsageErrorf("%w", err)
@@ -331,8 +338,11 @@ flags give equal bytes.`,
 		if err := readable("--trace", job.Trace); err != nil {
 			return err
 		}
-		_, err := corpus.Run(cmd.Context(), job, os.Stderr)
-		return asUsage(err)
+		h, err := corpus.Run(cmd.Context(), job, os.Stderr)
+		if err != nil || !asJSON {
+			return asUsage(err)
+		}
+		return cli.PrintJSON(os.Stdout, h)
 	}
 	return cmd
 }
