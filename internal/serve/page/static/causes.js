@@ -29,7 +29,7 @@ export const causes = {
   worker_gone: ["the worker's lease or registration has ended",
     "drain workers before removal", "fleet"],
   worker_unknown: ["the holder in the log is not registered, and cannot be chosen",
-    "permit its worker-shim to write leases, or indexer workers register; for a removed worker indexer forget", "fleet"],
+    "permit its worker-shim to write leases, or indexer workers register; for a removed worker indexer workers clear", "fleet"],
   never_stored: ["an earlier request had the block, and no worker announced it",
     "look for failed requests, and engines without a shim or prefix caching", "fleet"],
   tokenizer_mismatch: ["the worker of the earlier request then stored other, never requested prompts",
