@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"crypto/x509"
 	"net"
 	"strings"
 	"testing"
@@ -20,9 +21,14 @@ func TestPortTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
+	ca := harness.NewAuthority(t)
+	cert, key := ca.Issue("b", x509.ExtKeyUsageServerAuth)
 	for _, flag := range []string{"--http-listen", "--grpc-listen", "--select-listen", "--slot-tracker-listen",
-		"--conductor-listen"} {
+		"--conductor-listen", "--external-metrics-listen"} {
 		args := []string{"serve", "--nats", nats, "--node-id", "b", flag, taken.Addr().String()}
+		if flag == "--external-metrics-listen" {
+			args = append(args, "--http-cert", cert, "--http-key", key, "--external-metrics-client-ca", ca.File)
+		}
 		if flag != "--http-listen" {
 			args = append(args, "--http-listen", "127.0.0.1:0")
 		}

@@ -89,6 +89,17 @@ func portRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.GRPCClientCA, "grpc-client-ca", "",
 			"file with the authorities (PEM) of client certificates on --grpc-listen: a gateway with a certificate of theirs "+
 				"needs no token (mutual TLS); needs --http-cert and --http-key"),
+		cli.Var(&s.ExternalMetrics.Listen, "external-metrics-listen", "",
+			"listening address of Kubernetes' external metrics API, for example 0.0.0.0:6443; needs --http-cert and "+
+				"--http-key; see docs/scaling.md; empty: none",
+			address),
+		cli.Var(&s.ExternalMetricsClientCA, "external-metrics-client-ca", "",
+			"file with the authorities (PEM) of the API server's client certificate: requestheader-client-ca-file in the "+
+				"ConfigMap kube-system/extension-apiserver-authentication").
+			With("--external-metrics-listen", func() bool { return s.ExternalMetrics.Listen != "" }),
+		cli.Var(&s.ExternalMetrics.Clients, "external-metrics-client", []string{"front-proxy-client"},
+			"permitted common name in the certificate: requestheader-allowed-names in the same ConfigMap; may be given again").
+			With("--external-metrics-listen", func() bool { return s.ExternalMetrics.Listen != "" }),
 	}
 }
 

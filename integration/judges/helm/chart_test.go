@@ -175,6 +175,13 @@ indexer:
   podDisruptionBudget: {maxUnavailable: 40%}
 http: {tokenSecret: my-token, tlsSecret: my-tls}
 grpc: {enabled: true, port: 9003, clientCASecret: my-gateways}
+externalMetrics:
+  enabled: true
+  port: 6444
+  clientCASecret: my-front-proxy
+  clientNames: [front-proxy-client, aggregator]
+  caBundle: Y2E=
+  annotations: {a: b}
 nats: {mode: external, url: "tls://nats-1:4222,tls://nats-2:4222", caSecret: nats-ca, nkeySecret: my-key}
 serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca}
 engineExample:
@@ -292,7 +299,9 @@ func TestValues(t *testing.T) {
 		"--namespace=prod", "--partition-replicas=3", "--nats-replicas=3", "--drain-timeout=60s",
 		"--http-cert=/etc/kvatlas/tls/tls.crt",
 		"--http-key=/etc/kvatlas/tls/tls.key", "--grpc-listen=0.0.0.0:9003", "--policy=least_load",
-		"--http-token-file=/etc/kvatlas/http/token", "--grpc-client-ca=/etc/kvatlas/grpc-ca/ca.crt"} {
+		"--http-token-file=/etc/kvatlas/http/token", "--grpc-client-ca=/etc/kvatlas/grpc-ca/ca.crt",
+		"--external-metrics-listen=0.0.0.0:6444", "--external-metrics-client-ca=/etc/kvatlas/front-proxy/ca.crt",
+		"--external-metrics-client=front-proxy-client,aggregator"} {
 		if !strings.Contains(args, arg) {
 			t.Errorf("the indexers have no %s: %s", arg, args)
 		}
@@ -316,12 +325,16 @@ func TestValues(t *testing.T) {
 		check(probe, at(container, probe, "httpGet", "scheme"), "HTTPS")
 	}
 	secrets := fmt.Sprint(at(pod, "volumes"))
-	for _, name := range []string{"my-token", "my-tls", "my-key", "nats-ca", "my-gateways"} {
+	for _, name := range []string{"my-token", "my-tls", "my-key", "nats-ca", "my-gateways", "my-front-proxy"} {
 		if !strings.Contains(secrets, "secretName:"+name) {
 			t.Errorf("no volume has the secret %s: %s", name, secrets)
 		}
 	}
 	check("grpc", at(all["Service kvatlas-indexer"], "spec", "ports", 1, "port"), 9003)
+	check("external metrics", at(all["Service kvatlas-indexer"], "spec", "ports", 2, "port"), 6444)
+	service := at(all["APIService v1beta1.external.metrics.k8s.io"], "spec")
+	check("the service of the API", at(service, "service"), "map[name:kvatlas-indexer namespace:inference port:6444]")
+	check("the authority of the API", at(service, "caBundle"), "Y2E=")
 	check("budget", at(all["PodDisruptionBudget kvatlas-indexer"], "spec", "maxUnavailable"), "40%")
 	for name := range all {
 		if strings.HasSuffix(name, " kvatlas-nats") {
@@ -393,6 +406,11 @@ func subset(of, keys object) object {
 
 // TestRefusedValues checks that invalid values are refused, and that the error names the value.
 func TestRefusedValues(t *testing.T) {
+	const samePort = `
+grpc: {enabled: true}
+http: {tlsSecret: t}
+externalMetrics: {enabled: true, caBundle: Y2E=, port: 9002}
+`
 	for text, word := range map[string]string{
 		"indexer: {replica: 3}":                      "replica",
 		"indexer: {replicas: three}":                 "replicas",
@@ -418,6 +436,11 @@ func TestRefusedValues(t *testing.T) {
 		"networkPolicy: {httpFrom: []}":                                            "httpFrom",
 		"networkPolicy: {dns: [{ip: 10.0.0.1}]}":                                   "dns",
 		"networkPolicy: {enginePorts: [http]}":                                     "enginePorts",
+		"externalMetrics: {enabled: true, caBundle: Y2E=}":                         "http.tlsSecret",
+		"{externalMetrics: {enabled: true}, http: {tlsSecret: t}}":                 "externalMetrics.caBundle",
+		"externalMetrics: {clientNames: []}":                                       "clientNames",
+		"externalMetrics: {port: 4222}":                                            "port",
+		samePort:                                                                   "gRPC",
 		"engineExample: {pool: a/b}":                                               "pool",
 		"engineExample: {extraArgs: [ranks]}":                                      "extraArgs",
 	} {
@@ -561,8 +584,8 @@ func TestPolicies(t *testing.T) {
 	}
 	_, all := rendered(t, renderings["everything"])
 	spec := fmt.Sprint(at(all["NetworkPolicy kvatlas-indexer"], "spec"))
-	for _, part := range []string{"team:routing", "port:9003", "port:30000", "app:collector", "port:4222", "0.0.0.0/0",
-		"namespaceSelector:map[]"} {
+	for _, part := range []string{"team:routing", "port:9003", "port:6444", "port:30000", "app:collector", "port:4222",
+		"0.0.0.0/0", "namespaceSelector:map[]"} {
 		if !strings.Contains(spec, part) {
 			t.Errorf("the indexers' policy has no %s: %s", part, spec)
 		}

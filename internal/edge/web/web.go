@@ -161,16 +161,17 @@ type Face struct {
 	Listen, Flag string // HOST:PORT, and its flag
 	What         string // name of the service, for the log
 	Handler      http.Handler
+	TLS          *tls.Config // nil: plain text
 }
 
 // Serve listens and serves until the returned function is called.
-func Serve(f Face, secure *tls.Config, log *slog.Logger) (stop func(), err error) {
+func Serve(f Face, log *slog.Logger) (stop func(), err error) {
 	l, err := net.Listen("tcp", f.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("HTTP: %w; choose another with %s", err, f.Flag)
 	}
 	log.Info(f.What+" is served", "listen", l.Addr().String())
-	return serve(l, f.Handler, secure), nil
+	return serve(l, f.Handler, f.TLS), nil
 }
 
 func serve(l net.Listener, handler http.Handler, secure *tls.Config) (stop func()) {

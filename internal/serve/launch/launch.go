@@ -34,7 +34,7 @@ type Process struct {
 	OnRefused                string
 
 	// The files of further settings; "" is none.
-	L3Config, RoutingConfig, TokenizersFile, GRPCClientCA, QuotasFile string
+	L3Config, RoutingConfig, TokenizersFile, GRPCClientCA, ExternalMetricsClientCA, QuotasFile string
 
 	L3Master func() (hicache.Master, error)
 	Rule     func() (*dial.Rule, error)
@@ -89,6 +89,26 @@ func (p *Process) checkPorts(wrong *cli.Complaints) {
 		wrong.About("--grpc-client-ca", err)
 		wrong.When(p.Security.TLS == nil, "--grpc-client-ca needs --http-cert and --http-key: certificates are part of TLS")
 	}
+	p.checkExternalMetrics(wrong)
+}
+
+// checkExternalMetrics checks the settings of the port for Kubernetes' API server. Client certificates replace tokens.
+func (p *Process) checkExternalMetrics(wrong *cli.Complaints) {
+	m := &p.ExternalMetrics
+	if m.Listen == "" {
+		return
+	}
+	wrong.When(p.Security.TLS == nil, "--external-metrics-listen needs --http-cert and --http-key: an API server connects "+
+		"over TLS")
+	wrong.When(len(m.Clients) == 0, "--external-metrics-client is empty, so no API server would be admitted")
+	wrong.When(p.ExternalMetricsClientCA == "", "--external-metrics-listen needs --external-metrics-client-ca: the "+
+		"certificate of the API server replaces a token")
+	if p.ExternalMetricsClientCA == "" {
+		return
+	}
+	var err error
+	m.Authorities, err = readAuthorities(p.ExternalMetricsClientCA)
+	wrong.About("--external-metrics-client-ca", err)
 }
 
 // checkEngines checks the settings of the shims in this process.

@@ -134,6 +134,8 @@ type Settings struct {
 	// The field needs HTTPTLS. Nil: certificates give no rights.
 	GRPCClientCAs *x509.CertPool
 
+	ExternalMetrics ExternalMetrics
+
 	Tracer *tracing.Tracer // traces requests; nil disables traces
 
 	HTTPTokens *rights.Tokens // required over HTTP and gRPC; nil: no token is required
@@ -388,7 +390,7 @@ func (s *Server) Run(ctx context.Context) error {
 // functions of the open ports.
 func (s *Server) listen() (stops []func(), err error) {
 	for _, face := range s.faces() {
-		stop, err := web.Serve(face, s.HTTPTLS, s.log)
+		stop, err := web.Serve(face, s.log)
 		if err != nil {
 			return stops, err
 		}
@@ -513,8 +515,11 @@ func (s *Server) faces() (list []web.Face) {
 	for _, p := range s.httpPorts() {
 		if p.listen != "" {
 			list = append(list, web.Face{Listen: p.listen, Flag: p.flag, What: p.what,
-				Handler: s.guarded(p.mux(), p.deny)})
+				Handler: s.guarded(p.mux(), p.deny), TLS: s.HTTPTLS})
 		}
+	}
+	if s.ExternalMetrics.Listen != "" {
+		list = append(list, s.externalMetrics())
 	}
 	return list
 }

@@ -65,9 +65,8 @@ func TestHTTPOverTLS(t *testing.T) {
 	nothing := func(string, string) {}
 	s := &Server{Settings: Settings{HTTPTokens: tokens(t, token), QueryWorkers: 10}}
 	guarded := s.guarded(front(&anything{}, nothing), denyAsAPI)
-	stop, err := web.Serve(web.Face{Listen: "127.0.0.1:0", What: "HTTP", Handler: guarded},
-		&tls.Config{Certificates: []tls.Certificate{pair}},
-		slog.New(slog.NewJSONHandler(&said, nil)))
+	stop, err := web.Serve(web.Face{Listen: "127.0.0.1:0", What: "HTTP", Handler: guarded,
+		TLS: &tls.Config{Certificates: []tls.Certificate{pair}}}, slog.New(slog.NewJSONHandler(&said, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,8 +44,8 @@ func (p *Port) Serve(f *host.Figures, log *slog.Logger) (stop func(), err error)
 	}
 	tokens := p.Security.Tokens
 	tokens.LogStart(log, p.Security.ClearText())
-	end, err := web.Serve(web.Face{Listen: p.Listen, Flag: "--http-listen", What: "HTTP", Handler: p.handler(f)},
-		p.Security.TLS, log)
+	end, err := web.Serve(web.Face{Listen: p.Listen, Flag: "--http-listen", What: "HTTP", Handler: p.handler(f),
+		TLS: p.Security.TLS}, log)
 	if err != nil {
 		return nil, err
 	}
