@@ -42,9 +42,15 @@ wait_for() { # wait_for SECONDS WHAT COMMAND...
 	done
 }
 
-cert() { # cert NAME SUBJECT [ALTERNATIVE_NAMES]
+authority() { # authority NAME SUBJECT
+	openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -keyout "$pki/$1.key" \
+		-out "$pki/$1.crt" -subj "$2" 2>/dev/null
+}
+
+cert() { # cert NAME SUBJECT [ALTERNATIVE_NAMES] [AUTHORITY]
+	local by=$pki/${4-ca}
 	openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$pki/$1.key" -subj "$2" 2>/dev/null |
-		openssl x509 -req -CA "$pki/ca.crt" -CAkey "$pki/ca.key" -CAcreateserial -days 30 -out "$pki/$1.crt" 2>/dev/null \
+		openssl x509 -req -CA "$by.crt" -CAkey "$by.key" -CAcreateserial -days 30 -out "$pki/$1.crt" 2>/dev/null \
 			-extfile <(echo "extendedKeyUsage=clientAuth,serverAuth"; [ -z "${3-}" ] || echo "subjectAltName=$3")
 }
 
@@ -66,12 +72,13 @@ user() { # user NAME SUBJECT
 }
 
 control_plane() {
-	openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -keyout "$pki/ca.key" \
-		-out "$pki/ca.crt" -subj /CN=kvatlas-kube 2>/dev/null
+	authority ca /CN=kvatlas-kube
+	authority front-proxy-ca /CN=kvatlas-kube-front-proxy
 	openssl genrsa -out "$pki/sa.key" 2048 2>/dev/null
 	openssl rsa -in "$pki/sa.key" -pubout -out "$pki/sa.pub" 2>/dev/null
 	local names=DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc
 	cert apiserver /CN=kube-apiserver "IP:$net.1,IP:127.0.0.1,IP:10.96.0.1,$names"
+	cert front-proxy /CN=front-proxy-client "" front-proxy-ca
 	user admin /O=system:masters/CN=admin
 	user controllers /CN=system:kube-controller-manager
 	user scheduler /CN=system:kube-scheduler
@@ -82,7 +89,8 @@ control_plane() {
 		--listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
 		--listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
 		--initial-cluster judge=http://127.0.0.1:2380
-	# Without --kubelet-preferred-address-types, logs and exec resolve the names of nodes in DNS.
+	# Without --kubelet-preferred-address-types, logs and exec resolve the names of nodes in DNS. The addresses of services
+	# do not work here, so with --enable-aggregator-routing the API server connects to the pods of an APIService.
 	start kube-apiserver kube kube-apiserver --etcd-servers http://127.0.0.1:2379 \
 		--bind-address 0.0.0.0 --advertise-address $net.1 --secure-port 6443 \
 		--tls-cert-file "$pki/apiserver.crt" --tls-private-key-file "$pki/apiserver.key" \
@@ -91,12 +99,16 @@ control_plane() {
 		--authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction \
 		--service-account-issuer https://kubernetes.default.svc --service-account-key-file "$pki/sa.pub" \
 		--service-account-signing-key-file "$pki/sa.key" --service-cluster-ip-range 10.96.0.0/16 --allow-privileged \
-		--kubelet-preferred-address-types InternalIP
+		--kubelet-preferred-address-types InternalIP --enable-aggregator-routing=true \
+		--requestheader-client-ca-file "$pki/front-proxy-ca.crt" --requestheader-allowed-names front-proxy-client \
+		--requestheader-username-headers X-Remote-User --requestheader-group-headers X-Remote-Group \
+		--requestheader-extra-headers-prefix X-Remote-Extra- \
+		--proxy-client-cert-file "$pki/front-proxy.crt" --proxy-client-key-file "$pki/front-proxy.key"
 	wait_for 120 "the API server" kubectl get --raw /readyz
 	start kube-controller-manager kube kube-controller-manager --kubeconfig "$pki/controllers.conf" \
 		--bind-address 127.0.0.1 --use-service-account-credentials --service-account-private-key-file "$pki/sa.key" \
 		--root-ca-file "$pki/ca.crt" --cluster-signing-cert-file "$pki/ca.crt" --cluster-signing-key-file "$pki/ca.key" \
-		--allocate-node-cidrs=false --leader-elect=false \
+		--allocate-node-cidrs=false --leader-elect=false --horizontal-pod-autoscaler-sync-period 1s \
 		--authentication-kubeconfig "$pki/controllers.conf" --authorization-kubeconfig "$pki/controllers.conf"
 	start kube-scheduler kube kube-scheduler --kubeconfig "$pki/scheduler.conf" --bind-address 127.0.0.1 \
 		--leader-elect=false --authentication-kubeconfig "$pki/scheduler.conf" \

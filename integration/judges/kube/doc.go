@@ -1,5 +1,6 @@
-// Package kube runs kvatlas on a real Kubernetes: the chart, the manifests and every YAML block of docs/kubernetes.md.
-// Build tag kube. `make kube` first builds the programs of the cluster (fetch), in separate modules (parts).
+// Package kube runs kvatlas on a real Kubernetes: the chart, the manifests and every YAML block of docs/kubernetes.md
+// and docs/scaling.md. Build tag kube. `make kube` first builds the programs of the cluster (fetch), in separate
+// modules (parts).
 //
 //	make kube
 //	go test -tags kube -count 1 -v ./integration/judges/kube -run 'TestChart$'

@@ -21,18 +21,18 @@ var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 
 var resident = regexp.MustCompile(`VmRSS:\s+[0-9]+ kB`)
 
-// blocks returns the YAML blocks of docs/kubernetes.md.
-func blocks(t *testing.T) (list []string) {
+// blocks returns the YAML blocks of a page in docs.
+func blocks(t *testing.T, name string) (list []string) {
 	t.Helper()
-	page, err := os.ReadFile(root + "/docs/kubernetes.md")
+	page, err := os.ReadFile(root + "/docs/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range yamlBlock.FindAllSubmatch(page, -1) {
 		list = append(list, string(m[1]))
 	}
-	if n := bytes.Count(page, []byte("\n```")); n != 2*len(list) {
-		t.Fatalf("the page has %d lines with ```, and %d YAML blocks", n, len(list))
+	if n := bytes.Count(page, []byte("```yaml")); n != len(list) {
+		t.Fatalf("%s has %d lines with ```yaml, and %d YAML blocks", name, n, len(list))
 	}
 	return list
 }
@@ -50,7 +50,7 @@ func (w *world) complete(from *network, p *pod, first int) error {
 // TestPage applies every YAML block of docs/kubernetes.md in order, after the commands before the block. The pods of
 // "after" are registered with their addresses, and the index has their blocks.
 func TestPage(t *testing.T) {
-	list := blocks(t)
+	list := blocks(t, "kubernetes.md")
 	if len(list) != 6 {
 		t.Fatalf("the page has %d YAML blocks: add the expected effect of the new blocks", len(list))
 	}

@@ -149,7 +149,7 @@ func TestRollouts(t *testing.T) {
 	helm(t, "-n", w.namespace, "install", "kvatlas", file(t, chart), "--wait", "--timeout", "5m")
 	asking := w.client("asking", `kvatlas.io/http-client: "true"`)
 	indexer := net.JoinHostPort(w.serviceIP("kvatlas-indexer"), "8090")
-	after := strings.Replace(blocks(t)[1], "replicas: 2", "replicas: 8", 1)
+	after := strings.Replace(blocks(t, "kubernetes.md")[1], "replicas: 2", "replicas: 8", 1)
 	const restart, containers = "          restartPolicy: Always", "      containers:\n"
 	if !strings.Contains(after, restart) || !strings.Contains(after, containers) {
 		t.Fatal("the page's block has no native sidecar")

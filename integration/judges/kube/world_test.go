@@ -4,6 +4,7 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -29,6 +30,8 @@ type world struct {
 	t         *testing.T
 	namespace string
 	token     string // of HTTP
+
+	tls *tls.Config // of HTTP; nil: plain text
 }
 
 // newWorld makes a namespace with the strictest Pod Security and the secrets of the chart's README.md. The end of the
@@ -51,22 +54,14 @@ func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 	if err != nil {
 		t.Fatalf("%s: %v", cmd, err)
 	}
-	secret := func(name string, files map[string]string) {
-		text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Secret", "stringData": files,
-			"metadata": map[string]any{"name": name}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		apply(t, namespace, string(text))
-	}
-	secret("kvatlas-accounts", map[string]string{"accounts.conf": string(accounts)})
-	secret("kvatlas-http", map[string]string{"token": w.token})
-	secret("kvatlas-shim-metrics", map[string]string{"token": w.token})
+	w.secret("kvatlas-accounts", map[string]string{"accounts.conf": string(accounts)})
+	w.secret("kvatlas-http", map[string]string{"token": w.token})
+	w.secret("kvatlas-shim-metrics", map[string]string{"token": w.token})
 	node, err := os.ReadFile(filepath.Join(keys, "default-node.nk"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret("kvatlas-node", map[string]string{"node.nk": string(node)})
+	w.secret("kvatlas-node", map[string]string{"node.nk": string(node)})
 	files, err := filepath.Glob(filepath.Join(keys, "default-*.nk"))
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +79,7 @@ func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 			}
 		}
 	}
-	secret("kvatlas-shims", shims)
+	w.secret("kvatlas-shims", shims)
 	pools, err := filepath.Glob(filepath.Join(keys, "default-pool-*.nk"))
 	if err != nil {
 		t.Fatal(err)
@@ -94,9 +89,20 @@ func newWorld(t *testing.T, namespace, security string, auth ...string) *world {
 		if err != nil {
 			t.Fatal(err)
 		}
-		secret("kvatlas-pod-shims", map[string]string{"shims.nk": string(text)})
+		w.secret("kvatlas-pod-shims", map[string]string{"shims.nk": string(text)})
 	}
 	return w
+}
+
+// secret makes a secret with files.
+func (w *world) secret(name string, files map[string]string) {
+	w.t.Helper()
+	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Secret", "stringData": files,
+		"metadata": map[string]any{"name": name}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	apply(w.t, w.namespace, string(text))
 }
 
 // describe writes the state for an analysis of a failure to a file, because the failure must be the last output.
@@ -187,13 +193,17 @@ func (w *world) get(from *network, address, path string) (string, error) {
 func (w *world) request(from *network, address, method, path, body string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, strings.NewReader(body))
+	client, scheme := from.client(), "http://"
+	if w.tls != nil {
+		client.Transport.(*http.Transport).TLSClientConfig, scheme = w.tls, "https://"
+	}
+	req, err := http.NewRequestWithContext(ctx, method, scheme+address+path, strings.NewReader(body))
 	if err != nil {
 		return "", err
 	}
 	req.Header.Set("Authorization", "Bearer "+w.token)
 	req.Header.Set("Content-Type", "application/json")
-	reply, err := from.client().Do(req)
+	reply, err := client.Do(req)
 	if err != nil {
 		return "", err
 	}
