@@ -12,6 +12,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/selection"
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/internal/fleet/regions"
 	"github.com/kvatlas/kvatlas/internal/operate/capacity"
 	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
@@ -34,7 +35,7 @@ func address(name, value string) error {
 // serveRows returns the table of the flags of serve.
 func serveRows(s *launch.Process) cli.Flags {
 	return slices.Concat(portRows(s), clusterRows(s), storageRows(s), queryRows(s), choiceRows(s), historyRows(s),
-		hotRows(s), tenantRows(s), recordRows(s))
+		hotRows(s), tenantRows(s), recordRows(s), regionRows(s))
 }
 
 // serveSections returns the sections of the help of serve. The flags of most deployments come first.
@@ -339,6 +340,38 @@ func tenantRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.QuotasFile, "tenant-quotas", "",
 			"with --tenants: YAML file with tokens per minute of tenants; see docs/tenants.md; the same on all nodes").
 			With("--tenants", attributed),
+	}
+}
+
+// regionRows returns the flags of regions.
+func regionRows(s *launch.Process) cli.Flags {
+	regional := func() bool { return s.Regions.Name != "" }
+	return cli.Flags{
+		cli.Var(&s.Regions.Name, "region", "",
+			"name of this node's region: exchange digests of blocks with other regions, for find and select with regions; "+
+				"the same on all nodes of a cluster; see docs/regions.md. Empty: no exchange",
+			cli.Is(func(name string) bool { return name == "" || regions.CheckName(name) == nil },
+				"does not have 1 to 32 of a-z, 0-9 and '-', first a letter or digit")),
+		cli.Var(&s.Regions.Prices, "region-price", nil,
+			"REGION=MS: milliseconds that a request in another region adds to the time to first token; answers report the "+
+				"price, and list the region also without a digest; may be given again",
+			cli.Valid(func(list []string) error {
+				_, err := regions.ParsePrices(list)
+				return err
+			})).
+			With("--region", regional),
+		cli.Var(&s.Regions.DigestBytes, "region-digest-bytes", 1<<20,
+			"bytes of this node's digest, about 9 bits a block; beyond, runs with few blocks and holders are left out",
+			cli.Between(1<<10, regions.MaxDigestBytes)).
+			With("--region", regional),
+		cli.Var(&s.Regions.Interval, "region-interval", 10*time.Second,
+			"time between digests of this node; longer if a digest takes more than a twentieth of it",
+			cli.AtLeast(100*time.Millisecond, "100ms")).
+			With("--region", regional),
+		cli.Var(&s.Regions.MaxAge, "region-max-age", time.Minute,
+			"age after which a digest of another region counts as unknown",
+			cli.AtLeast(time.Second, "1s")).
+			With("--region", regional),
 	}
 }
 

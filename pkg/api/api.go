@@ -117,6 +117,9 @@ type Query struct {
 	// L3TimeoutMS is the longest wait for the store in milliseconds; 0: the setting of the node, 20 ms by default.
 	L3TimeoutMS uint32 `json:"l3_timeout_ms,omitempty" msgpack:"l3_timeout_ms,omitempty"`
 
+	// Regions adds the longest prefix in each region (Answer.Regions). It needs nodes with a region.
+	Regions bool `json:"regions,omitempty" msgpack:"regions,omitempty"`
+
 	// Raw and Room are for callers in the same process that read all workers of an answer. With Raw, workers are
 	// unordered and have no state of their engines. Room is memory for the list of workers. The caller owns Room again
 	// after the last use of the answer. Neither field is encoded.
@@ -215,6 +218,9 @@ type Answer struct {
 	Reason Reason `json:"reason,omitempty" msgpack:"reason,omitempty"`
 
 	L3 L3 `json:"l3" msgpack:"l3"`
+
+	// Regions has the longest prefix in each region if the query has Regions: the own region first, the others by name.
+	Regions []RegionPrefix `json:"regions,omitempty" msgpack:"regions,omitempty"`
 
 	*Tokenization // if the query has a Text
 }

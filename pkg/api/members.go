@@ -225,7 +225,7 @@ func (q *Query) members(list []member) []member {
 		{"with_engine_hashes", &q.WithEngineHashes}, {"partitions", &q.Partitions},
 		{"min_seq", &q.MinSeq}, {"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
 		{"explain", &q.Explain}, {"diagnostic", &q.Diagnostic}, {"idle", &q.Idle}, {"l3", (*string)(&q.L3)},
-		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
+		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)}, {"regions", &q.Regions},
 	}...)
 	return q.textMembers(list)
 }
@@ -282,7 +282,7 @@ func (s *SelectRequest) members(list []member) []member {
 		{"workers", &q.Workers}, {"endpoints", &q.Endpoints}, {"excluded_workers", &s.Excluded}, {"min_seq", &q.MinSeq},
 		{"deadline_ms", (*positiveNumber)(&q.DeadlineMS)},
 		{"explain", &q.Explain}, {"diagnostic", &q.Diagnostic}, {"l3", (*string)(&q.L3)},
-		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)},
+		{"l3_timeout_ms", (*positiveNumber)(&q.L3TimeoutMS)}, {"regions", &q.Regions},
 		{"request_id", &s.RequestID}, {"book", &s.Book}, {"policy", &s.Policy}, {"role", &s.Role},
 		{"disaggregated", &s.Disaggregated}, {"prefill_optional", &s.PrefillOptional}, {"advisory", &s.Advisory},
 		{"session_id", &s.SessionID},

@@ -190,7 +190,7 @@ func packSelect(s *SelectRequest) []byte {
 func (s *Selection) usual() bool {
 	return s.Missing == nil && s.UnknownEndpoints == nil && s.Explanation == nil && s.DecodeBusy == nil &&
 		s.WorkerLoad == nil && s.Prefill == nil && s.Disaggregation == nil && s.Session == nil && s.KVSource == nil &&
-		s.Quota == nil && s.Tokenization == nil
+		s.Quota == nil && s.Regions == nil && s.Tokenization == nil
 }
 
 // packSelection packs a usual choice.
@@ -231,7 +231,7 @@ func packSelection(s *Selection) []byte {
 // rare reports whether a query has fields that nodes do not send each other, or contradictory fields.
 func (q *Query) rare() bool {
 	return q.Endpoints != nil || q.WithEndpoint || q.ByEndpoint || q.Text != nil || q.DeadlineMS > 0 || q.Media != nil ||
-		q.Diagnostic ||
+		q.Diagnostic || q.Regions ||
 		q.EngineHashes != nil && (q.Tokens != nil || q.Hashes != nil || q.Hashed != nil)
 }
 
@@ -334,7 +334,10 @@ func packAnswer(a *Answer) ([]byte, error) {
 	}
 	p.optText(m, "reason", string(a.Reason))
 	p.field(m, "l3")
-	err := p.l3(&a.L3)
+	if err := p.l3(&a.L3); err != nil {
+		return nil, err
+	}
+	err := p.optReflect(m, "regions", a.Regions, len(a.Regions) > 0)
 	return p, err
 }
 

@@ -94,7 +94,7 @@ func randomQuery(rng *rand.Rand) *Query {
 		q.Media = []events.MediaItem{{Hash: u64(), Offset: u32(), Length: u32()}, {}}[:1+rng.IntN(2)]
 	}
 	q.DeadlineMS = u32() * (rng.Uint32N(8) / 7)
-	q.ByEndpoint = rng.IntN(8) == 0
+	q.ByEndpoint, q.Regions = rng.IntN(8) == 0, rng.IntN(8) == 0
 	return q
 }
 
@@ -152,6 +152,11 @@ func randomAnswer(rng *rand.Rand, people bool) *Answer {
 		if rng.IntN(2) == 0 {
 			a.ByEndpoint = map[string][]Overlap{words(rng): {{Instance: "w", Device: u32()}}}
 		}
+		if rng.IntN(2) == 0 {
+			price := rng.NormFloat64()
+			a.Regions = []RegionPrefix{{Region: words(rng), State: RegionState(words(rng)), Blocks: u32(), PriceMS: &price,
+				FalsePositiveRate: rng.Float64()}, {Local: true, Reason: words(rng), Tokens: u64(), HeldBlocks: u64()}}
+		}
 		a.L3.Broken = some(rng, 3, func() BrokenBlock { return BrokenBlock{u32(), -int(u32()), int(u32())} })
 	}
 	return a
@@ -198,12 +203,12 @@ func TestPackedAsByReflection(t *testing.T) {
 	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		q := randomQuery(rng)
-		same(t, q, q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint && q.DeadlineMS == 0 && q.Media == nil,
-			unpackedQuery)
+		same(t, q, q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint && !q.Regions && q.DeadlineMS == 0 &&
+			q.Media == nil, unpackedQuery)
 		same(t, randomAnswer(rng, false), true, unpackAnswer)
 		if seed%10 == 0 {
 			a := randomAnswer(rng, true)
-			plain := len(a.L3.Broken) == 0 && a.ByEndpoint == nil
+			plain := len(a.L3.Broken) == 0 && a.ByEndpoint == nil && a.Regions == nil
 			for i := range a.Workers {
 				plain = plain && a.Workers[i].Path == nil
 			}

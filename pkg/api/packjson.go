@@ -47,6 +47,7 @@ func jsonAnswer(a *Answer) ([]byte, bool) {
 	p.listEnd(a.Partitions == nil)
 	p.optText(`,"reason":`, string(a.Reason))
 	p.l3(&a.L3)
+	p.optReflect(`,"regions":`, a.Regions, len(a.Regions) > 0)
 	if t := a.Tokenization; t != nil {
 		p.putTruth(`,"tokenized":`, t.Tokenized)
 		p.optText(`,"tokenize_error":`, t.TokenizeError)

@@ -146,6 +146,9 @@ type Selection struct {
 	// Quota is the state of the tenant's quota if the request has lost its priority.
 	Quota *QuotaState `json:"quota,omitempty" msgpack:"quota,omitempty"`
 
+	// Regions has the longest prefix in each region if the request has Regions, as in an Answer.
+	Regions []RegionPrefix `json:"regions,omitempty" msgpack:"regions,omitempty"`
+
 	*Tokenization // if the request has a Text
 }
 

@@ -67,6 +67,7 @@ func TestRoutingRequests(t *testing.T) {
 		ops.Select: {
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1, 2, 3}, LoRA: "l", CacheSalt: "s"}},
 			&SelectRequest{Query: Query{Model: "m", EngineHashes: Hashes{1, 1 << 63}, DeadlineMS: 9}, ISLTokens: 40},
+			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}, Regions: true}},
 			&SelectRequest{Query: Query{Model: "m", Tokens: Tokens{1}, Endpoints: []string{"http://a"}},
 				Disaggregated: true, PrefillOptional: true, Advisory: true, SessionID: "s", StrictPriority: 3,
 				PriorityJump: 1.5, PolicyClass: "batch"},

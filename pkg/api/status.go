@@ -67,6 +67,8 @@ type Status struct {
 
 	// HotPrefixes is nil if prefixes are not counted.
 	HotPrefixes *HotStatus `json:"hot_prefixes,omitempty" msgpack:"hot_prefixes,omitempty"`
+
+	Regions *RegionsStatus `json:"regions,omitempty" msgpack:"regions,omitempty"` // nil: the node has no region
 }
 
 // RecordingStatus describes the recording of requests on a node since the node's start. A request has up to four

@@ -171,6 +171,8 @@ func TestRefusedByName(t *testing.T) {
 		{ops.Find,
 			`{"model":"m","hashes":["18446744073709551615",-1,"-1","0"],"min_seq":[{"partition":0,"seq":"18446744073709551615"}]}`, ``},
 		{ops.Find, `{"model":"m","tokens":[1],"endpoints":["a","a"],"with_endpoint":true,"by_endpoint":true}`, ``},
+		{ops.Find, `{"model":"m","tokens":[1],"regions":true}`, ``},
+		{ops.Find, `{"model":"m","tokens":[1],"regions":["eu"]}`, `regions is`},
 		{ops.Find, `{"model":"m","engine_hashes":["18446744073709551615",-1,9007199254740993,"-9223372036854775808"]}`, ``},
 		{ops.Find, `{"model":"m","engine_hashes":[]}`, ``},
 		{ops.Find, `{"model":"m","tokens":[],"deadline_ms":4294967295}`, ``},

@@ -267,7 +267,7 @@ func unpackQuery(data []byte, q *Query, unknown unknownFields) bool {
 			out.Workers = listOf(&u, func() events.WorkerID { return events.WorkerID(u.validText()) })
 		case "ranks":
 			out.Ranks = listOf(&u, func() RankPlace { return u.rankPlace(unknown) })
-		case "endpoints", "with_endpoint", "by_endpoint", "deadline_ms", "media", "diagnostic": // rare
+		case "endpoints", "with_endpoint", "by_endpoint", "deadline_ms", "media", "diagnostic", "regions": // rare
 			u.Broken = true
 		case "within":
 			out.Within = listOf(&u, func() Tiers { return Tiers(u.validText()) })
@@ -375,7 +375,7 @@ func unpackAnswer(data []byte, a *Answer) bool {
 			out.L3 = u.l3()
 		case "unknown_endpoints":
 			out.UnknownEndpoints = listOf(&u, u.text)
-		case "error", "by_endpoint", "tokenized": // the last two by reflection
+		case "error", "by_endpoint", "regions", "tokenized": // the last three by reflection
 			u.Broken = true
 		default:
 			return false

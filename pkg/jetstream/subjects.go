@@ -25,6 +25,8 @@ import (
 //	kv.v1.<ns>.answer.<p>.<instance>.<rank>.<id>  a shim's answer to a request on a control subject
 //	kv.v1.<ns>.store.<store>              events of a shared store's master; <store> is its HOST:PORT
 //	kv.v1.<ns>.store.<store>.source       from a store's shim to all nodes: the store's events do not arrive
+//	kv.v1.<ns>.regions.<region>.<node>    a digest of a node's blocks, to all regions; no other subject is between regions
+//	kv.v1.<ns>.region                     the name of a node's region, to the nodes of its own region
 //	kv.v1.<ns>.record.<node>              recorded requests of a node                  stream KV_RECORD_<ns>
 //	bucket kvatlas_<ns>                   namespace record and models
 //	bucket kvatlas_<ns>_snap              snapshots; their keys are pkg/snapshot's
@@ -394,6 +396,37 @@ func (n Names) ParseStoreSource(subject string) (store string, ok bool) {
 }
 
 const storeSource = ".source"
+
+// RegionDigest is the subject of the digests of a region's node. Servers pass it on to other regions.
+func (n Names) RegionDigest(region, node string) (string, error) {
+	token, err := EscapeToken(region)
+	if err != nil {
+		return "", err
+	}
+	last, err := EscapeToken(node)
+	return subjectRoot + string(n) + ".regions." + token + "." + last, err
+}
+
+// ParseRegionDigest returns the region and the node of a [Names.RegionDigest]; false for other subjects.
+func (n Names) ParseRegionDigest(subject string) (region, node string, ok bool) {
+	rest, ok := strings.CutPrefix(subject, subjectRoot+string(n)+".regions.")
+	token, last, split := strings.Cut(rest, ".")
+	if !ok || !split {
+		return "", "", false
+	}
+	region, err := unescapeToken(token)
+	if err == nil {
+		node, err = unescapeToken(last)
+	}
+	return region, node, err == nil
+}
+
+// RegionDigests covers every [Names.RegionDigest].
+func (n Names) RegionDigests() string { return subjectRoot + string(n) + ".regions.*.*" }
+
+// OwnRegion is the subject on which nodes send the name of their region to the nodes of the same region. A message of
+// another region means that servers pass on more than digests.
+func (n Names) OwnRegion() string { return subjectRoot + string(n) + ".region" }
 
 // record is the subject of a node's recorded requests.
 func (n Names) record(node string) (string, error) {

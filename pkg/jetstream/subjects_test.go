@@ -218,6 +218,32 @@ func TestNodeSubject(t *testing.T) {
 	}
 }
 
+func TestRegionDigestSubject(t *testing.T) {
+	t.Parallel()
+	for _, c := range [][3]string{{"eu", "n1", "kv.v1.prod.regions.eu.n1"},
+		{"us-1", "a.b", "kv.v1.prod.regions.us-1.a=2Eb"}} {
+		subject, err := Names("prod").RegionDigest(c[0], c[1])
+		region, node, ok := Names("prod").ParseRegionDigest(subject)
+		if err != nil || subject != c[2] || !ok || region != c[0] || node != c[1] {
+			t.Errorf("%v: %q, %v is read as %q %q %v", c, subject, err, region, node, ok)
+		}
+		if !server.SubjectsCollide(subject, Names("prod").RegionDigests()) ||
+			server.SubjectsCollide(subject, Names("prod").OwnRegion()) {
+			t.Errorf("%s: %s covers too little, or %s too much", subject, Names("prod").RegionDigests(),
+				Names("prod").OwnRegion())
+		}
+	}
+	for _, subject := range []string{"kv.v1.prod.regions.eu", "kv.v1.prod.regions.eu.a.b", "kv.v1.prod.regions.eu.=2",
+		"kv.v1.other.regions.eu.a", "kv.v1.prod.region", ""} {
+		if region, node, ok := Names("prod").ParseRegionDigest(subject); ok {
+			t.Errorf("%q is read as %q %q", subject, region, node)
+		}
+	}
+	if _, err := Names("prod").RegionDigest("eu", strings.Repeat("n", 256)); !errors.Is(err, ErrBadName) {
+		t.Errorf("too long a name: %v", err)
+	}
+}
+
 func TestNamespaceNames(t *testing.T) {
 	t.Parallel()
 	for _, good := range []string{"a", "prod", "a-1", "0", strings.Repeat("x", 32)} {

@@ -60,7 +60,7 @@ const (
 
 // forwardable reports whether a query has only fields that a finisher can serve.
 func forwardable(q *api.Query) bool {
-	return !q.Explain && !q.Diagnostic && !q.WithEngineHashes && !q.Raw && q.Text == nil && q.Ranks == nil &&
+	return !q.Explain && !q.Diagnostic && !q.Regions && !q.WithEngineHashes && !q.Raw && q.Text == nil && q.Ranks == nil &&
 		q.Endpoints == nil && !q.WithEndpoint && !q.ByEndpoint && q.Hashed == nil && q.Partitions == nil &&
 		len(q.MinSeq) == 0
 }

@@ -35,6 +35,9 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 	if q.Text != nil {
 		return s.findText(ctx, q)
 	}
+	if q.Regions {
+		return s.findRegions(ctx, q)
+	}
 	return s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		a, err := s.find(ctx, q)
 		if err == nil {
@@ -208,6 +211,8 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	}
 	status.Waiting, status.Sessions = s.selection.Waiting(), s.sessionStatus()
 	status.EngineReports, status.Recording, status.HotPrefixes = s.engines.counts(), s.recordingStatus(), s.hotStatus()
+	regional, warnings := s.regionsStatus()
+	status.Regions, status.Warnings = regional, append(status.Warnings, warnings...)
 	if r := status.Recording; r != nil && r.Failing != "" {
 		status.Problems = append(status.Problems, fmt.Sprintf("recorded requests cannot be stored: %s; %d were dropped; "+
 			"what to do: see that JetStream answers and has room; indexer record status", r.Failing, r.Dropped))

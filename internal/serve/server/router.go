@@ -62,7 +62,7 @@ func (s *Server) Select(ctx context.Context, q *api.SelectRequest) (*api.Selecti
 		request.Query = *named
 		q = &request
 	}
-	choose := s.chooseInQuota
+	choose := s.choose
 	if q.Text != nil {
 		choose = s.selectText
 	}

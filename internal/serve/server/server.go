@@ -96,6 +96,8 @@ type Settings struct {
 
 	Hot HotPrefixes // the search for hot prefixes
 
+	Regions Regions // the exchange of digests with other regions
+
 	CapacityRefs int // sampled references to blocks, of each model, for capacity curves; 0 disables the curves
 
 	Tokenizers       tokenize.Settings // tokenizers of texts, by model
@@ -191,6 +193,8 @@ type Server struct {
 	tenants *tenants.Names // nil: requests are not attributed
 	quotas  *quotas        // nil: no tenant has a quota
 
+	regional *regional // nil: the node has no region
+
 	recorder   *recording.Recorder  // nil: requests are not recorded
 	recordings *jetstream.Recording // the stream of recorder
 
@@ -258,6 +262,9 @@ func New(ctx context.Context, settings Settings, log *slog.Logger) (*Server, err
 		return nil, err
 	}
 	s.recordings, s.hots = st.recording, s.newHots()
+	if s.regional, err = s.newRegional(); err != nil {
+		return nil, err
+	}
 	s.tokenizers = s.newTokenizers()
 	s.sessions = s.newSessions()
 	s.Sources.Mark = s.registry.MarkAnswer
@@ -447,6 +454,9 @@ func (s *Server) runParts(ctx context.Context) *sync.WaitGroup {
 	}
 	if s.quotas != nil {
 		run = append(run, s.exchangeCharges)
+	}
+	if s.regional != nil {
+		run = append(run, s.exchangeDigests)
 	}
 	for _, part := range run {
 		parts.Go(func() { part(ctx) })

@@ -149,6 +149,7 @@ func (s *Server) findText(ctx context.Context, q *api.Query) (*api.Answer, error
 	}
 	if a.Tokenization = out; !out.Tokenized {
 		a.Reason = api.ReasonNoTokens
+		unknownRegions(a.Regions)
 	}
 	return a, nil
 }
@@ -211,13 +212,16 @@ func (s *Server) selectText(ctx context.Context, q *api.SelectRequest) (*api.Sel
 	} else {
 		asked.ISLTokens += max(1, s.estimates.Tokens(query.Model, &r.Length))
 	}
-	selection, err := s.chooseInQuota(ctx, &asked)
+	selection, err := s.choose(ctx, &asked)
 	made := out.Tokenized && r.Tokens == nil && q.Tokens == nil
 	if made && !r.Partial {
 		s.estimates.Learn(query.Model, &r.Length, uint64(out.PromptTokens))
 	}
 	q.Tokens, q.CacheSalt, q.LoRA, q.Tenant = asked.Tokens, asked.CacheSalt, asked.LoRA, asked.Tenant // for the records
 	if err == nil {
+		if !out.Tokenized {
+			unknownRegions(selection.Regions)
+		}
 		if selection.Tokenization = out; made && s.announces(selection) {
 			out.KeepText = s.announced.Begin(&query, r.Text.Messages != nil, selection)
 		}

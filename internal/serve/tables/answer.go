@@ -34,6 +34,7 @@ func Answer(w io.Writer, a *api.Answer, q *api.Query) {
 		cli.Fprintf(w, "no worker of the model is registered at %s\n", strings.Join(a.UnknownEndpoints, ", "))
 	}
 	store(w, &a.L3)
+	regionPrefixes(w, a.Regions)
 	if q.Explain && a.Blocks > 0 && len(a.Workers) > 0 {
 		explanation(w, a)
 		return

@@ -46,6 +46,7 @@ func Selection(w io.Writer, s *api.Selection) {
 	if b := s.Session; b != nil {
 		cli.Fprintf(w, "session %s: %s\n", b.ID, b.Binding)
 	}
+	regionPrefixes(w, s.Regions)
 	if s.Explanation != nil {
 		choice(w, s.Explanation)
 	}

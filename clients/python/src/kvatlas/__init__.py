@@ -16,7 +16,7 @@ from ._client import AsyncClient, Client
 from ._messages import (
     L3, Answer, Booking, BookRequest, BrokenBlock, ClusterStatus, Disaggregation, HeldRun, IndexStatus, KVSource, Lease,
     LoadList, MediaItem, ModelLoads, ModelStatus, NodeStatus, Overlap, Overrides, PartitionDetail, PartitionSeq, PartitionStatus, Path,
-    PathGroup, PotentialList, PotentialLoad, Prompt, Query, RankLoad, RankPlace, Selection, SelectRequest,
+    PathGroup, PotentialList, PotentialLoad, Prompt, Query, RankLoad, RankPlace, RegionPrefix, Selection, SelectRequest,
     SessionBinding, Status, Target, TierCounts, WorkerInfo, WorkerList, WorkerLoad, WorkerRecord,
 )
 from .errors import KvatlasError
@@ -25,7 +25,7 @@ __all__ = [
     "L3", "Answer", "AsyncClient", "BookRequest", "Booking", "BrokenBlock", "Client", "ClusterStatus",
     "Disaggregation", "HeldRun", "IndexStatus", "KVSource", "KvatlasError", "Lease", "LoadList", "MediaItem", "ModelLoads",
     "ModelStatus", "NodeStatus", "Overlap", "Overrides", "PartitionDetail", "PartitionSeq", "PartitionStatus", "Path", "PathGroup",
-    "PotentialList", "PotentialLoad", "Prompt", "Query", "RankLoad", "RankPlace", "SelectRequest", "Selection",
+    "PotentialList", "PotentialLoad", "Prompt", "Query", "RankLoad", "RankPlace", "RegionPrefix", "SelectRequest", "Selection",
     "SessionBinding", "Status", "Target", "TierCounts", "WorkerInfo", "WorkerList", "WorkerLoad", "WorkerRecord",
     "errors",
 ]

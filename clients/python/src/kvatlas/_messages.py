@@ -115,6 +115,8 @@ class Query(_Prompted):
     l3: Literal["all", "beyond", "off"] | None = None
     """What to ask the shared store for; None: for what decides what workers would load."""
     l3_timeout_ms: int | None = None
+    regions: bool = False
+    """Add the longest prefix in each region; the nodes need --region."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +183,8 @@ class SelectRequest(Prompt):
     l3: Literal["all", "beyond", "off"] | None = None
     """What to ask the shared store for; None: for what decides what workers would load."""
     l3_timeout_ms: int | None = None
+    regions: bool = False
+    """Add the longest prefix in each region; the nodes need --region."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +298,25 @@ class L3:
 
 
 @dataclass(frozen=True)
+class RegionPrefix:
+    """The longest prefix of a prompt that a worker of a region holds. docs/regions.md explains the fields."""
+
+    region: str
+    state: str
+    """complete, partial (the prefix may be longer) or unknown"""
+    blocks: int
+    tokens: int
+    age_ms: int
+    digest_blocks: int
+    held_blocks: int
+    false_positive_rate: float
+    """Upper bound of the probability that blocks is too large."""
+    local: bool = False
+    reason: str = ""
+    price_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """Who holds how much of a prompt."""
 
@@ -311,6 +334,7 @@ class Answer:
     """In place of workers, if the query asks for it."""
     unknown_endpoints: tuple[str, ...] = ()
     """Those of the query that no rank of the model is registered with."""
+    regions: tuple[RegionPrefix, ...] = ()
     tokenized: bool | None = None
     """Of a text: whether tokens could be made of it. If not, this is the answer without."""
     tokenize_error: str = ""
@@ -399,6 +423,7 @@ class Selection:
     session: SessionBinding | None = None
     kv_source: KVSource | None = None
     unknown_endpoints: tuple[str, ...] = ()
+    regions: tuple[RegionPrefix, ...] = ()
     tokenized: bool | None = None
     """Of a text: whether tokens could be made of it. If not, this is the answer without."""
     tokenize_error: str = ""

@@ -68,6 +68,20 @@ def test_find() -> None:
         answer.blocks = 1  # type: ignore[misc]
 
 
+def test_regions() -> None:
+    prefix = {"region": "us", "state": "partial", "reason": "why", "blocks": 290, "tokens": 4640, "price_ms": 80,
+              "age_ms": 6100, "digest_blocks": 10, "held_blocks": 20, "false_positive_rate": 0.0039}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert json.loads(request.content)["regions"] is True
+        return httpx.Response(200, json={**ANSWER, "regions": [{**prefix, "region": "eu", "local": True}, prefix]})
+
+    with client(handler) as c:
+        own, other = c.find(Query("llama", tokens=[1], regions=True)).regions
+    assert (own.region, own.local, other.local) == ("eu", True, False)
+    assert (other.blocks, other.price_ms, other.state, other.false_positive_rate) == (290, 80, "partial", 0.0039)
+
+
 def test_requests_in_json() -> None:
     bodies: list[Any] = []
 
