@@ -1,10 +1,10 @@
 // Package regions exchanges digests of cached prefixes between regions. A region is a NATS deployment with its own
-// indexer nodes and its own index. Each node publishes a digest of the partitions that it writes, and keeps the digests
-// of the nodes of other regions:
+// indexer nodes and its own index. Each node publishes a digest of the written partitions, and keeps the digests of the
+// nodes of other regions:
 //
 //	messages, err := digest.Messages(incarnation, number, ageMS) // to publish, in order
 //	m := regions.New(regions.Config{Region: "eu", Prices: prices, MaxAge: time.Minute})
-//	changed, err := m.Take(now, "us", "node-1", data)            // a message of another region
+//	changed, err := m.Receive(now, "us", "node-1", data)            // a message of another region
 //	changed = m.Tick(now)                                        // a few times in the maximum age
 //	list, err := m.View().Prefixes(now, &question)               // from any goroutine
 //

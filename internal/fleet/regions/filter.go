@@ -8,11 +8,11 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// FalsePositives is the rate at which a [Filter] reports a hash as present that it does not have.
+// FalsePositives is the rate at which a [Filter] reports a missing hash as present.
 const FalsePositives = 1.0 / 256
 
 // Filter is an immutable set of sequence hashes: a binary fuse filter with three places and fingerprints of 8 bits
-// (Graf and Lemire, "Binary Fuse Filters", 2022). It needs 9 bits a hash for large sets and has no false negatives. The zero
+// (Graf and Lemire, "Binary Fuse Filters", 2022). Large sets need 9 bits a hash. There are no false negatives. The zero
 // value is empty.
 type Filter struct {
 	n        uint64 // hashes
@@ -72,7 +72,7 @@ func filterBytes(n int) int {
 	return int(segment) * int(segments+window-1)
 }
 
-// Capacity returns a number of hashes whose filter has at most this number of bytes.
+// Capacity returns the number of hashes for a filter with at most this number of bytes.
 func Capacity(bytes int) int {
 	n := bytes / 9 * 8
 	for n > 0 && filterBytes(n) > bytes {

@@ -73,9 +73,9 @@ func New(cfg Config) *Machine {
 	return m
 }
 
-// Take applies a message of a node of another region. It returns whether the view has changed. An error means that the
-// message or the digest is malformed.
-func (m *Machine) Take(now time.Duration, name, node string, data []byte) (changed bool, err error) {
+// Receive applies a message of a node of another region. It returns whether the view has changed. An error means a
+// malformed message or digest.
+func (m *Machine) Receive(now time.Duration, name, node string, data []byte) (changed bool, err error) {
 	if name == m.cfg.Region {
 		return false, nil
 	}

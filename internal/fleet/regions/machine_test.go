@@ -63,8 +63,8 @@ func newer(a, b *chunk) bool {
 	return a.incarnation > b.incarnation || a.incarnation == b.incarnation && a.number > b.number
 }
 
-// take applies a message: a digest is complete if its messages are the last ones, in order.
-func (s *twinSource) take(now time.Duration, c chunk, of *held) {
+// apply applies a message: a digest is complete if its messages are the last ones, in order.
+func (s *twinSource) apply(now time.Duration, c chunk, of *held) {
 	if s.seen = now; s.has != nil && !newer(&c, &s.last) {
 		return
 	}
@@ -99,7 +99,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 		var late []flight
 		now := time.Duration(0)
 		deliver := func(x flight) {
-			_, err := m.Take(now, x.region, x.node, x.data)
+			_, err := m.Receive(now, x.region, x.node, x.data)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 			if twins[x.region][x.node] == nil {
 				twins[x.region][x.node] = &twinSource{}
 			}
-			twins[x.region][x.node].take(now, c, x.of)
+			twins[x.region][x.node].apply(now, c, x.of)
 		}
 		for range 200 {
 			now += time.Duration(rng.IntN(2000)) * time.Millisecond
@@ -145,7 +145,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 			}
 			if rng.IntN(4) == 0 {
 				m.Tick(now)
-				forget(twins, now, maxAge)
+				expire(twins, now, maxAge)
 			}
 			a, w := compare(t, m.View(), twins, now, maxAge, prompts[rng.IntN(len(prompts))])
 			asked, wrong = asked+a, wrong+w
@@ -161,8 +161,8 @@ func TestMachineAgainstTwin(t *testing.T) {
 	}
 }
 
-// forget is Tick of the twin.
-func forget(twins map[string]map[string]*twinSource, now, maxAge time.Duration) {
+// expire is Tick of the twin.
+func expire(twins map[string]map[string]*twinSource, now, maxAge time.Duration) {
 	for _, nodes := range twins {
 		for _, s := range nodes {
 			if s.has != nil && now-s.at > maxAge {
@@ -175,8 +175,8 @@ func forget(twins map[string]map[string]*twinSource, now, maxAge time.Duration) 
 	}
 }
 
-// compare compares a prompt's prefixes with the twins. It returns the number of known prefixes, and of longer ones than
-// the truth.
+// compare compares a prompt's prefixes with the twins. The results are the numbers of found prefixes and of longer
+// prefixes than in the twins.
 func compare(t *testing.T, v *View, twins map[string]map[string]*twinSource, now, maxAge time.Duration,
 	prompt []events.LocalHash) (asked, wrong int) {
 	t.Helper()
@@ -228,7 +228,7 @@ func compare(t *testing.T, v *View, twins map[string]map[string]*twinSource, now
 	return asked, wrong
 }
 
-// TestStatesOfRegions lists a configured region without a digest, forgets a silent region without a price, and marks
+// TestStatesOfRegions lists a configured region without a digest, drops a silent region without a price, and marks
 // partial digests.
 func TestStatesOfRegions(t *testing.T) {
 	m := New(Config{Region: "here", Prices: map[string]float64{"eu": 40}, MaxAge: time.Minute})
@@ -254,7 +254,7 @@ func TestStatesOfRegions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, data := range messages {
-			if _, err := m.Take(now, region, "n", data); err != nil {
+			if _, err := m.Receive(now, region, "n", data); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -290,17 +290,17 @@ func TestLimitsOfRegions(t *testing.T) {
 	m := New(Config{Region: "here", MaxAge: time.Minute})
 	messages, _ := smallDigest().Messages(1, 1, 0)
 	for i := range maxRegions + 3 {
-		_, _ = m.Take(1, fmt.Sprint("r", i), "n", messages[0])
+		_, _ = m.Receive(1, fmt.Sprint("r", i), "n", messages[0])
 	}
 	for i := range maxNodes + 4 {
-		_, _ = m.Take(1, "r0", fmt.Sprint("n", i), messages[0])
+		_, _ = m.Receive(1, "r0", fmt.Sprint("n", i), messages[0])
 	}
 	if c := m.Counts(); c.Refused != 3+5 || len(m.regions) != maxRegions {
 		t.Fatalf("%+v, %d regions", c, len(m.regions))
 	}
 	m.bytes = maxBytes
 	next, _ := smallDigest().Messages(1, 2, 0)
-	if _, _ = m.Take(1, "r0", "n", next[0]); m.Counts().Refused != 9 {
+	if _, _ = m.Receive(1, "r0", "n", next[0]); m.Counts().Refused != 9 {
 		t.Fatalf("%+v", m.Counts())
 	}
 }
@@ -339,7 +339,7 @@ func BenchmarkPrefixes(b *testing.B) {
 	m := New(Config{Region: "here", MaxAge: time.Minute})
 	for i := range 6 {
 		for _, data := range messages {
-			if _, err := m.Take(1, fmt.Sprint("r", i%2), fmt.Sprint("n", i), data); err != nil {
+			if _, err := m.Receive(1, fmt.Sprint("r", i%2), fmt.Sprint("n", i), data); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -79,8 +79,8 @@ func TestMalformedDigests(t *testing.T) {
 	}
 }
 
-// FuzzTake: no input grows a machine beyond its size, and a readable digest is encoded in the same way.
-func FuzzTake(f *testing.F) {
+// FuzzReceive: no input grows a machine beyond its size, and a readable digest is encoded in the same way.
+func FuzzReceive(f *testing.F) {
 	messages, _ := smallDigest().Messages(1, 1, 5)
 	f.Add(messages[0])
 	f.Add(smallDigest().encode())
@@ -100,7 +100,7 @@ func FuzzTake(f *testing.F) {
 		}
 		m := New(Config{Region: "here", MaxAge: time.Minute})
 		for range 2 {
-			_, _ = m.Take(time.Second, "there", "n", data)
+			_, _ = m.Receive(time.Second, "there", "n", data)
 			if m.bytes > len(data) || len(m.regions) > 1 {
 				t.Fatalf("%d bytes are kept as %d", len(data), m.bytes)
 			}

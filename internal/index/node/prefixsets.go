@@ -26,9 +26,9 @@ type PrefixQuery struct {
 	Most   int                                     // hashes of all sets together
 }
 
-// PrefixSets returns the prefixes of the ranks of the partitions that serve, and these partitions. A prefix is what
-// Find would find for its rank. If there is no room for all hashes, hot prompts come first. Then follow the runs that are
-// largest by blocks times holders, with the runs before them. Models share the room equally, and leave unneeded room to
+// PrefixSets returns the prefixes of the ranks of the serving partitions, and these partitions. A prefix is the
+// result of Find for its rank. If there is no room for all hashes, hot prompts come first. Then follow the largest
+// runs by blocks times holders, with the runs before them. Models share the room equally, and leave unneeded room to
 // the others. Any goroutine may call PrefixSets. It reads the whole index. Writers do not wait for it.
 func (n *Node) PrefixSets(q PrefixQuery) (sets []PrefixSet, list []events.Partition) {
 	covered := map[events.Partition]bool{}

@@ -418,22 +418,22 @@ func (to emitter) routing(s *api.Status) {
 // regions adds the metrics of the exchange with other regions. A node keeps a bounded number of regions.
 func (to emitter) regions(x *api.RegionsStatus) {
 	to.counts("kvatlas_region_digests_published_total",
-		"Digests for other regions by this node, by outcome: sent, failed.", "outcome",
+		"Published digests for other regions, by outcome: sent, failed.", "outcome",
 		map[string]uint64{"sent": x.Published, "failed": x.Failed})
-	to.count("kvatlas_region_published_bytes_total", "Bytes of these digests.", x.PublishedBytes)
-	to.gauge("kvatlas_region_digest_blocks", "Blocks in this node's last digest.", float64(x.DigestBlocks))
+	to.count("kvatlas_region_published_bytes_total", "Bytes of published digests.", x.PublishedBytes)
+	to.gauge("kvatlas_region_digest_blocks", "Blocks in the last published digest.", float64(x.DigestBlocks))
 	to.gauge("kvatlas_region_held_blocks",
-		"Blocks that this node's last digest would have without --region-digest-bytes.", float64(x.HeldBlocks))
-	to.gauge("kvatlas_region_digest_seconds", "Time to make this node's last digest.", x.MadeInMS/1000)
+		"Blocks of the last published digest without the limit --region-digest-bytes.", float64(x.HeldBlocks))
+	to.gauge("kvatlas_region_digest_seconds", "Time to make the last published digest.", x.MadeInMS/1000)
 	to.counts("kvatlas_region_digests_received_total",
 		"Digests and messages of other regions, by outcome: taken, malformed (also of another version), broken (a message "+
 			"is missing), refused (beyond a limit).", "outcome", map[string]uint64{"taken": x.Received,
 			"malformed": x.Malformed, "broken": x.Broken, "refused": x.Refused})
 	to.count("kvatlas_region_leaks_total",
-		"Messages of other regions on a subject that must stay in a region.", x.Leaks)
+		"Messages of other regions on a subject for a single region.", x.Leaks)
 	for _, r := range x.Regions {
 		to.gauge("kvatlas_region_age_seconds",
-			"Age of the oldest digest in use of another region, or of its last digest.", float64(r.AgeMS)/1000,
+			"Age of the oldest used digest of another region, or of the last digest.", float64(r.AgeMS)/1000,
 			"region", r.Region)
 		to.gauge("kvatlas_region_bytes", "Memory for the digests of another region.", float64(r.Bytes), "region", r.Region)
 		to.yes("kvatlas_region_known", "0 while another region has no recent digest.",

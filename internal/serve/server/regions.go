@@ -218,7 +218,7 @@ func (s *Server) receiveDigest(m jetstream.Request) {
 		}
 		return
 	}
-	changed, err := r.machine.Take(r.now(), region, name, m.Body)
+	changed, err := r.machine.Receive(r.now(), region, name, m.Body)
 	if err != nil {
 		s.log.Debug("a digest of another region cannot be read and is skipped", "region", region, "node", name, "error", err)
 	}
