@@ -58,8 +58,9 @@ without events of the worker so far.`,
 			q.Diagnostic = true
 			return q.Check()
 		},
-		Send:    remote.Call((*client.Client).Find, q),
-		Print:   func(w io.Writer, answer *api.Answer) { tables.Answer(w, answer, q) },
-		Columns: []cli.Columns{tables.AnswerColumns, tables.BlocksColumns, tables.StopsColumns},
+		Send:  remote.Call((*client.Client).Find, q),
+		Print: func(w io.Writer, answer *api.Answer) { tables.Answer(w, answer, q) },
+		Columns: []cli.Columns{tables.AnswerColumns, tables.BlocksColumns, tables.StopsColumns,
+			tables.RegionsColumns},
 	})
 }

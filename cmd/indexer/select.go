@@ -80,7 +80,8 @@ POST /v1/free, or let the booking expire.`,
 			return r.Check()
 		},
 		Send: remote.Call((*client.Client).Select, r), Print: tables.Selection,
-		Columns: []cli.Columns{tables.CandidatesColumns, tables.KvatlasColumns, tables.DynamoColumns},
+		Columns: []cli.Columns{tables.CandidatesColumns, tables.KvatlasColumns, tables.DynamoColumns,
+			tables.RegionsColumns},
 	})
 }
 

@@ -51,6 +51,7 @@ func serveSections(s *launch.Process) []cli.Section {
 		{Title: "Choice of workers", Names: choiceRows(s).Names()},
 		{Title: "Analysis of requests", Names: slices.Concat(historyRows(s).Names(), hotRows(s).Names(),
 			tenantRows(s).Names(), recordRows(s).Names())},
+		{Title: "Regions", Names: regionRows(s).Names()},
 		{Title: "Logs and traces", Names: []string{"log-format", "log-level", "otlp-*", "trace-sample"}},
 	}
 }

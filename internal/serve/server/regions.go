@@ -93,7 +93,7 @@ func (s *Server) exchangeDigests(ctx context.Context) {
 	defer parts.Wait()
 	names, failed := jetstream.Names(s.Namespace), func(err error) {
 		s.log.Warn("cannot subscribe to the digests of regions; retrying", "error", err, "what_to_do",
-			"grant the subject to this user: indexer auth example prints the permissions of every user")
+			"grant the subject to this user: indexer auth create prints the permissions of every user")
 	}
 	parts.Go(func() { s.Conn.KeepSubscribed(ctx, names.RegionDigests(), s.receiveDigest, failed) })
 	parts.Go(func() { s.Conn.KeepSubscribed(ctx, names.OwnRegion(), s.receiveRegion, failed) })

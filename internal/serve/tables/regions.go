@@ -9,6 +9,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
+// RegionsColumns are the columns of the prefixes in regions.
+var RegionsColumns = columns("region",
+	"REGION", "name of the region",
+	"BLOCKS", "longest prefix of a single worker of the region, in any tier; ? if unknown",
+	"TOKENS", "the same in tokens",
+	"PRICE", "configured milliseconds that a request in the region adds to the time to first token",
+	"AGE", "age of the oldest digest in use; here for the own region",
+	"STATE", "complete, partial (the prefix may be longer) or unknown",
+	"WHY", "reason for a state other than complete")
+
 // regionPrefixes prints a line for each region.
 func regionPrefixes(w io.Writer, list []api.RegionPrefix) {
 	if len(list) == 0 {
@@ -31,6 +41,6 @@ func regionPrefixes(w io.Writer, list []api.RegionPrefix) {
 		}
 		rows[i] = []any{p.Region, blocks, p.Tokens, price, age, p.State, p.Reason}
 	}
-	cli.Table(w, []string{"REGION", "BLOCKS", "TOKENS", "PRICE", "AGE", "STATE", "WHY"}, rows)
+	RegionsColumns.Table(w, rows)
 	cli.Fprintln(w)
 }
