@@ -65,13 +65,14 @@ func TestSuperviseGrows(t *testing.T) {
 	}
 	s.bound = true // simulates a limit from the disk size
 	supervised, stop := context.WithCancel(ctx)
-	grown := int64(0)
+	grown, lines := int64(0), []logtest.Line(nil)
 	s.supervise(supervised, time.Millisecond, logtest.New(func(l logtest.Line) {
 		grown, _ = l.Attrs["bytes"].(int64)
+		lines = append(lines, l)
 		stop()
 	}))
 	if grown == 0 || grown != s.MaxStore() || s.Limit() > grown || s.Limit() < grown/2 {
-		t.Fatalf("the limit grew to %d, MaxStore returns %d, Limit %d", grown, s.MaxStore(), s.Limit())
+		t.Fatalf("the limit grew to %d, MaxStore returns %d, Limit %d: %v", grown, s.MaxStore(), s.Limit(), lines)
 	}
 	if _, err := bucket.Put(ctx, "more", make([]byte, 100_000)); err != nil {
 		t.Fatal(err)

@@ -18,9 +18,9 @@ const (
 
 // Supervise checks the server every few seconds until ctx is done.
 //
-// It restarts a server that cannot write as soon as the disk has room. On a full disk, a restart would not help: it
-// would disconnect all clients, and truncate files that nats-server writes at the end. Restarts without success become
-// rarer.
+// It restarts a server that fails two checks in succession, as soon as the disk has room. On a full disk, a restart
+// would not help: it would disconnect all clients, and truncate files that nats-server writes at the end. Restarts
+// without success become rarer.
 //
 // If [Options.MaxStore] has the default and the disk has more room than at the start, Supervise raises the limit
 // without an interruption. It never lowers the limit. [Server.Limit] includes the disk space that other programs use.
@@ -31,6 +31,7 @@ func (s *Server) Supervise(ctx context.Context, log *slog.Logger) {
 func (s *Server) supervise(ctx context.Context, every time.Duration, log *slog.Logger) {
 	reported := "" // the reported health error
 	var last time.Time
+	failed := 0 // checks in succession
 	recovered := func() {
 		if reported != "" {
 			log.Info("the NATS server in this process has recovered")
@@ -40,11 +41,15 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, log *slog.L
 	for pause := every; loop.Wait(ctx, every); {
 		why := s.Health()
 		if why == nil {
+			failed = 0
 			recovered()
 			if bytes := s.grow(); bytes > 0 {
 				log.Info("the disk has more room; the NATS server may take more of it", "bytes", bytes)
 			}
 			continue
+		}
+		if failed++; failed == 1 {
+			continue // a restart breaks all connections, so an error of a moment does not cause it
 		}
 		room := s.hasRoom()
 		if text := why.Error(); text != reported {
