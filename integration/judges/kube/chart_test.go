@@ -267,6 +267,15 @@ func (w *world) stopped(t *testing.T, asking *network, indexer string) {
 		p := w.pod("kvatlas-indexer-1")
 		return !p.ready(), ""
 	})
+	// The proxies of the nodes follow the state of the pod a moment later.
+	eventually(t, time.Minute, "the Service has removed the stopped indexer", func() (bool, string) {
+		for range 30 {
+			if err := w.http(asking, indexer, "GET", "/readyz", "", nil); err != nil {
+				return false, err.Error()
+			}
+		}
+		return true, ""
+	})
 	t.Logf("the Service has removed the stopped indexer after %v", time.Since(begun).Round(100*time.Millisecond))
 	h := w.watch(asking, indexer, "/readyz")
 	eventually(t, 4*time.Minute, "the stopped indexer is ready again", func() (bool, string) {
