@@ -85,7 +85,7 @@ func TestModelClaims(t *testing.T) {
 	evil, old := start("evil", "m"), start("old", "m")
 	evil.WaitFor(`does not permit the claim of the model`)
 
-	// known returns the workers that hold the prompt of a model, that may be chosen, and that are listed.
+	// known returns three lists of workers: holders of the prompt of a model, eligible workers, and listed workers.
 	known := func(model string) (holders, chosen, listed []string) {
 		t.Helper()
 		var a api.Answer

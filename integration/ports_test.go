@@ -10,8 +10,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// TestPortTaken checks that a node without one of its ports ends with an error that names the flag, before other nodes
-// see the node.
+// TestPortTaken checks the end of a node without one of its ports. The error names the flag. Other nodes do not see the
+// node.
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)

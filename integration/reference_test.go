@@ -91,7 +91,7 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 	}
 
 	b.WriteString("\n## NATS\n\n`<ns>` is a namespace, `<p>` a partition; the other names are tokens in which bytes other " +
-		"than letters,\ndigits, `-` and `_` are `=` and two hex digits. [security.md](security.md) says who needs which.\n\n" +
+		"than letters,\ndigits, `-` and `_` are `=` and two hex digits. [security.md](security.md) lists the\npermissions of each role.\n\n" +
 		"| name | what it is |\n|---|---|\n")
 	_, list, _ := strings.Cut(readFile(t, "../pkg/jetstream/subjects.go"), "made by [EscapeToken].\n//\n")
 	list, _, _ = strings.Cut(list, "\nconst ")
@@ -133,8 +133,8 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 		}
 	}
 
-	b.WriteString("\n## Error codes\n\n[errors.md](errors.md) says more of each, and which limits requests have.\n\n" +
-		"| code | status | what to do, or what it means |\n|---|---|---|\n")
+	b.WriteString("\n## Error codes\n\n[errors.md](errors.md) explains the codes, and the limits of requests.\n\n" +
+		"| code | status | meaning or remedy |\n|---|---|---|\n")
 	parsed, err := parser.ParseFile(token.NewFileSet(), "../pkg/api/errors.go", nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)

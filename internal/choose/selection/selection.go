@@ -60,8 +60,8 @@ type Config struct {
 
 	Sources Sources // KV sources of choices; zero: no search
 
-	// Observe is called with each request whose prompt was read, and its outcome; nil disables it. Advisory and
-	// diagnostic requests are left out.
+	// Observe receives the outcome of each request with a readable prompt, except advisory and diagnostic requests. nil:
+	// not called.
 	Observe func(*Observed)
 
 	Policy  string         // default policy of requests; default [DefaultPolicy]

@@ -66,7 +66,7 @@ func TestSuperviseGrows(t *testing.T) {
 	s.bound = true // simulates a limit from the disk size
 	supervised, stop := context.WithCancel(ctx)
 	grown, lines := int64(0), []logtest.Line(nil)
-	s.supervise(supervised, time.Millisecond, logtest.New(func(l logtest.Line) {
+	s.supervise(supervised, time.Millisecond, s.Health, logtest.New(func(l logtest.Line) {
 		grown, _ = l.Attrs["bytes"].(int64)
 		lines = append(lines, l)
 		stop()
@@ -88,6 +88,36 @@ func TestSuperviseGrows(t *testing.T) {
 	}
 	if s.Addr() != addr {
 		t.Fatalf("the server listens on %s, before the restart on %s", s.Addr(), addr)
+	}
+}
+
+// TestFailedChecks: a single failed check of the server does not restart it, and two in succession do.
+func TestFailedChecks(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s, err := Start(ctx, Options{Dir: t.TempDir(), Listen: loopback.Reserve(t), SyncInterval: time.Minute,
+		MaxStore: 2 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	for checks, restarted := range map[string]bool{"+-+-+": false, "+--+": true} {
+		before := s.current()
+		supervised, stop := context.WithCancel(ctx)
+		at := 0
+		s.supervise(supervised, time.Millisecond, func() error {
+			at++
+			if at >= len(checks) {
+				stop()
+			}
+			if at <= len(checks) && checks[at-1] == '-' {
+				return errors.New("a write failed")
+			}
+			return nil
+		}, logtest.New(func(logtest.Line) {}))
+		if (s.current() != before) != restarted {
+			t.Errorf("checks %s: restarted %v, want %v", checks, !restarted, restarted)
+		}
 	}
 }
 

@@ -25,10 +25,10 @@ const (
 // If [Options.MaxStore] has the default and the disk has more room than at the start, Supervise raises the limit
 // without an interruption. It never lowers the limit. [Server.Limit] includes the disk space that other programs use.
 func (s *Server) Supervise(ctx context.Context, log *slog.Logger) {
-	s.supervise(ctx, superviseEvery, log)
+	s.supervise(ctx, superviseEvery, s.Health, log)
 }
 
-func (s *Server) supervise(ctx context.Context, every time.Duration, log *slog.Logger) {
+func (s *Server) supervise(ctx context.Context, every time.Duration, health func() error, log *slog.Logger) {
 	reported := "" // the reported health error
 	var last time.Time
 	failed := 0 // checks in succession
@@ -39,7 +39,7 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, log *slog.L
 		reported = ""
 	}
 	for pause := every; loop.Wait(ctx, every); {
-		why := s.Health()
+		why := health()
 		if why == nil {
 			failed = 0
 			recovered()
@@ -70,7 +70,7 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, log *slog.L
 		}
 		last = time.Now()
 		err := s.Restart(ctx)
-		if err == nil && s.Health() == nil {
+		if err == nil && health() == nil {
 			recovered()
 		}
 		if err != nil && ctx.Err() == nil {
