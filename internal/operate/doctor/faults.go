@@ -57,8 +57,9 @@ var (
 	nodeSilent     = fault("node_silent", Error, "a registered node does not answer")
 	nodeNotReady   = fault("node_not_ready", Error, "a node is restoring or catching up")
 	nodeProblem    = fault("node_problem", Error, "a node reports a problem")
-	nodeWarning    = fault("node_warning", Warning, "a node sends or receives bearer tokens in clear text")
-	sourceSilent   = fault("source_silent", Warning,
+	nodeWarning    = fault("node_warning", Warning,
+		"a node reports a warning, such as bearer tokens in clear text or an unknown region")
+	sourceSilent = fault("source_silent", Warning,
 		"a source of many ranks, or a shared store's master, has published no event since the start of its shim")
 	sourceUnreachable = fault("source_unreachable", varies,
 		"a source (error) or a shared store's master (warning) is unreachable for its shim")
