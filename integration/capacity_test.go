@@ -77,7 +77,7 @@ func scrapeCurve(t *testing.T, fleet *harness.Fleet, tier *api.CapacityTier) {
 // TestCapacity sends requests to three nodes with eight engines in turn. Every node's curves are the hit rates of
 // simulated caches with the requests of all nodes.
 func TestCapacity(t *testing.T) {
-	// not parallel: a client that waits too long repeats its request, and the exact sums have it twice
+	t.Parallel()
 	const size, room, workers = harness.BlockSize, 40, 8
 	fleet := harness.StartFleet(t, harness.FleetConfig{Nodes: 3, Workers: workers, Capacity: room})
 	asks := fleet.Asks

@@ -41,10 +41,7 @@ func TestEndpoints(t *testing.T) {
 	defer over.Close()
 	clients := []*client.Client{over}
 	for _, x := range nodes {
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		clients = append(clients, c)
 	}
 	one := api.Overlap{Instance: "w1", Device: 6, Endpoint: "http://w1:8000"}

@@ -27,10 +27,7 @@ func TestEngineHashes(t *testing.T) {
 			fmt.Sprint("n", i), "--partitions", "4", "--partition-replicas", "1", "--http-listen", "127.0.0.1:0")}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		clients, first = append(clients, c), x
 	}
 	prompt := harness.Tokens(1, 10*harness.BlockSize)

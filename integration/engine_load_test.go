@@ -31,10 +31,7 @@ func TestEngineLoad(t *testing.T) {
 	launch := func(id string) (*harness.Process, *client.Client) {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--partitions", "4", "--http-listen",
 			"127.0.0.1:0", "--routing-config", config)
-		c, err := client.HTTP([]string{"http://" + p.WaitFor(`HTTP is served" listen=(\S+)`)[1]}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, p.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		p.WaitFor(`msg=ready`)
 		return p, c
 	}
@@ -152,10 +149,7 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 	for i := range nodes {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "4",
 			"--http-listen", "127.0.0.1:0", "--request-expiry", "60s")
-		c, err := client.HTTP([]string{"http://" + p.WaitFor(`HTTP is served" listen=(\S+)`)[1]}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, p.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		p.WaitFor(`msg=ready`)
 		nodes[i] = c
 	}

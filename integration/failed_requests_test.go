@@ -25,10 +25,7 @@ func TestFailedRequests(t *testing.T) {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "4",
 			"--http-listen", "127.0.0.1:0")
 		addresses = append(addresses, p.WaitFor(`HTTP is served" listen=(\S+)`)[1])
-		c, err := client.HTTP([]string{"http://" + addresses[i]}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, addresses[i])
 		p.WaitFor(`msg=ready`)
 		nodes = append(nodes, c)
 	}

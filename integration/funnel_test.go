@@ -31,10 +31,7 @@ func TestFunnel(t *testing.T) {
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 		nodes[i] = x
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		asks = append(asks, c)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)

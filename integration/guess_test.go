@@ -24,10 +24,7 @@ func TestGuesses(t *testing.T) {
 			"--node-id", name, "--partitions", "4", "--http-listen", "127.0.0.1:0", "--guess-ttl", "10m"}, flags...)...)}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		return x, c
 	}
 	first, one := start("n1")
@@ -140,10 +137,7 @@ func TestGuesses(t *testing.T) {
 func TestPredictOnRoute(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--predict-ttl", "1m")
-	c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := harness.Ask(t, x.HTTP)
 	engine := startRank(t, 0, harness.BlockSize)
 	harness.Start(t, "worker-shim", "run", "--nats", x.NATS, "--engine", engine.Endpoint(), "--replay", engine.Replay(),
 		"--worker", "w", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize)).WaitFor("connected to the engine")
@@ -190,10 +184,7 @@ func TestPredictOnRoute(t *testing.T) {
 func TestGuessAsTheEngineEvicts(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--guess-policy", "lru", "--guess-ttl", "1s")
-	c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := harness.Ask(t, x.HTTP)
 	if r := harness.Run(t, "indexer", "workers", "register", "w", "--nats", x.NATS, "--model", "m", "--block-size",
 		fmt.Sprint(harness.BlockSize), "--total-kv-blocks", "16"); r.Code != 0 {
 		t.Fatalf("%+v", r)

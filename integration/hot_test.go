@@ -28,10 +28,7 @@ func TestHotPrefixes(t *testing.T) {
 			"--partition-replicas", "1", "--http-listen", "127.0.0.1:0", "--warm-up", "60")
 		nodes = append(nodes, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		n.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + nodes[i]}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, nodes[i])
 		clients = append(clients, c)
 	}
 	const workers, common = 8, 320 // blocks of the hot prefix

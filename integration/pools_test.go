@@ -126,10 +126,7 @@ func TestSelectSessions(t *testing.T) {
 	defer cancel()
 	var asks []*client.Client
 	for _, x := range nodes {
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		asks = append(asks, c)
 	}
 	prompt := harness.Tokens(1, 10*harness.BlockSize)
@@ -207,10 +204,7 @@ func TestSelectSessions(t *testing.T) {
 	kept(asks[1], "the other node has the session's new worker")
 	nodes[0].Kill()
 	third := startRouting(t, nats, constants, "n2")[0]
-	c, err := client.HTTP([]string{"http://" + third.HTTP}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := harness.Ask(t, third.HTTP)
 	kept(c, "a new node has the session's worker")
 	file := filepath.Join(t.TempDir(), "prompt.json")
 	if err := os.WriteFile(file, []byte("["+harness.CommaList(prompt)+"]"), 0o600); err != nil {
@@ -234,10 +228,7 @@ func TestSelectWaits(t *testing.T) {
 	defer cancel()
 	var asks []*client.Client
 	for _, x := range nodes {
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		asks = append(asks, c)
 	}
 	request := func(id string) *client.SelectRequest {

@@ -30,10 +30,7 @@ func TestRecordingEqualsFunnel(t *testing.T) {
 			"--http-listen", "127.0.0.1:0", "--record")
 		http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + http}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, http)
 		asks = append(asks, c)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)

@@ -171,10 +171,7 @@ func TestRecording(t *testing.T) {
 			"--http-listen", "127.0.0.1:0", "--record", "--record-bytes", "16777216", "--record-age", "2h")
 		http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + http}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, http)
 		asks = append(asks, c)
 		if i == 0 {
 			status, text, err := harness.Request(http, "POST", "/v1/workers",

@@ -56,10 +56,7 @@ func (r *region) add(t *testing.T, nodes, engines int, serve ...string) {
 		n := harness.Start(t, "indexer", append([]string{"serve", "--nats", r.nats, "--node-id", fmt.Sprint(r.name, i),
 			"--partitions", "4", "--partition-replicas", "1", "--http-listen", "127.0.0.1:0", "--region", r.name,
 			"--region-interval", "200ms", "--region-max-age", "4s"}, serve...)...)
-		ask, err := client.HTTP([]string{"http://" + n.WaitFor(`HTTP is served" listen=(\S+)`)[1]}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ask := harness.Ask(t, n.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		n.WaitFor(`msg=ready`)
 		r.nodes, r.asks = append(r.nodes, n), append(r.asks, ask)
 	}

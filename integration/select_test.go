@@ -43,10 +43,7 @@ func TestSelect(t *testing.T) {
 	defer cancel()
 	var asks []*client.Client
 	for _, x := range nodes {
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		asks = append(asks, c)
 	}
 	over, err := client.NATS(connectNATS(t, "nats://"+nats), "default", client.Options{})

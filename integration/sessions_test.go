@@ -74,10 +74,7 @@ func TestSessionBlocks(t *testing.T) {
 			"--partition-replicas", "2", "--http-listen", "127.0.0.1:0")
 		http := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + http}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, http)
 		nodes = append(nodes, x)
 		return c
 	}

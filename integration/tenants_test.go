@@ -94,10 +94,7 @@ func TestTenants(t *testing.T) {
 		harness.StartSimShim(t, e, nats, name)
 	}
 	asks := func(x *harness.Indexer) *client.Client {
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		return c
 	}
 	serves := func(i int) {
@@ -306,10 +303,7 @@ func TestTenantQuota(t *testing.T) {
 			t.Errorf("team %q: %d, retry after %q, %v", team, status, retry, err)
 		}
 	}
-	c, err := client.HTTP([]string{"http://" + nodes[0].HTTP}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := harness.Ask(t, nodes[0].HTTP)
 	harness.Eventually(t, "rejected requests are counted, and not in the funnel", func() (bool, string) {
 		list, err := c.Tenants(ctx, &api.TenantsRequest{})
 		if err != nil {

@@ -87,10 +87,7 @@ func TestRequestTemplates(t *testing.T) {
 		known := harness.Tokens(9000, harness.BlockSize)
 		harness.ServePrompt(t, sim, known)
 		x.WaitDepth(t, "m", known, "w1", 1)
-		http, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		http := harness.Ask(t, x.HTTP)
 		nats, err := client.NATS(connectNATS(t, "nats://"+x.NATS), "default", client.Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -163,10 +160,7 @@ func TestText(t *testing.T) {
 	defer cancel()
 	var asks []*client.Client
 	for _, x := range nodes {
-		c, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, x.HTTP)
 		asks = append(asks, c)
 	}
 	over, err := client.NATS(connectNATS(t, "nats://"+nats), "default", client.Options{})
@@ -285,10 +279,7 @@ func TestText(t *testing.T) {
 	}
 
 	// The error of a node without tokenizers has the remedy.
-	none, err := client.HTTP([]string{"http://" + start("none", "").HTTP}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	none := harness.Ask(t, start("none", "").HTTP)
 	if _, err := none.Find(ctx, &client.Query{Model: "m", Text: &api.Text{Prompt: "a"}}); client.CodeOf(err) !=
 		api.CodeMalformed || !strings.Contains(err.Error(), "--tokenizers") {
 		t.Error(err)
@@ -340,10 +331,7 @@ func TestTextAnnounced(t *testing.T) {
 			"127.0.0.1:0", "--tokenizers", file)
 		address := x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + address}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, address)
 		return x, address, c
 	}
 	_, rightAddress, right := start("right", url)

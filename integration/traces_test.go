@@ -117,10 +117,7 @@ func TestTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer over.Close()
-	onA, err := client.HTTP([]string{"http://" + nodes["a"].HTTP}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	onA := harness.Ask(t, nodes["a"].HTTP)
 	query := &client.Query{Model: "m", Text: &api.Text{Prompt: "a secret prompt"}}
 	harness.Eventually(t, "both nodes and the shared store get a query", func() (bool, string) {
 		a, err := onA.Find(ctx, query)

@@ -28,10 +28,7 @@ func TestWithin(t *testing.T) {
 			"--partition-replicas", "1", "--http-listen", "127.0.0.1:0")
 		at := p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		p.WaitFor(`msg=ready`)
-		c, err := client.HTTP([]string{"http://" + at}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := harness.Ask(t, at)
 		clients = append(clients, c)
 	}
 	ns := harness.OpenNamespace(t, ctx, nats)

@@ -19,6 +19,17 @@ type Fleet struct {
 	Engines map[events.WorkerID]*enginesim.Engine
 }
 
+// Ask returns a client of a node's HTTP port. It repeats no request only because the answer is late, as a busy machine
+// delays all of them: a recording has every request once.
+func Ask(t testing.TB, address string) *client.Client {
+	t.Helper()
+	c, err := client.HTTP([]string{"http://" + address}, client.Options{HedgeAfter: Patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // FleetConfig configures a Fleet.
 type FleetConfig struct {
 	Nodes, Workers int
@@ -35,10 +46,7 @@ func StartFleet(t testing.TB, c FleetConfig) *Fleet {
 			fmt.Sprint("n", i), "--partitions", "4", "--http-listen", "127.0.0.1:0"}, c.Serve...)...)}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
-		ask, err := client.HTTP([]string{"http://" + x.HTTP}, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ask := Ask(t, x.HTTP)
 		f.Nodes, f.Asks = append(f.Nodes, x), append(f.Asks, ask)
 	}
 	for i := range c.Workers {

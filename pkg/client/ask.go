@@ -84,7 +84,7 @@ func (c *Client) ask(
 		deadline = time.Now().Add(defaultDeadline)
 	}
 	begun := time.Now()
-	try := newRetry(deadline.Sub(begun), c.o.Absent, once)
+	try := newRetry(deadline.Sub(begun), &c.o, once)
 	if try.left < time.Millisecond {
 		return nil, failed(api.CodeUnavailable, context.DeadlineExceeded, "the deadline passed before the request %s", op)
 	}

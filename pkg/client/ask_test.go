@@ -31,9 +31,10 @@ const patience = testkit.Patience
 // TestRetrySteps steps through random requests. An attempt is always pending or due. Retries happen when required, and
 // not too often.
 func TestRetrySteps(t *testing.T) {
+	usual := newClient(nil, Options{}).o
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 5))
-		r := newRetry(time.Duration(1+rng.IntN(10_000))*time.Millisecond, 2*time.Second, false)
+		r := newRetry(time.Duration(1+rng.IntN(10_000))*time.Millisecond, &usual, false)
 		failures, slow := 0, 0
 		trouble := []string{AgainLost, AgainAbsent, AgainRefused}[rng.IntN(3)]
 		for now := time.Duration(0); now < r.left && !r.over(now); {
@@ -68,7 +69,7 @@ func TestRetrySteps(t *testing.T) {
 				}
 			}
 		}
-		if r.sent < 1 || r.sent > 1+slow+failures || slow > bits.Len64(uint64(max(4, r.left/slowAfter))) {
+		if r.sent < 1 || r.sent > 1+slow+failures || slow > bits.Len64(uint64(max(4, r.left/usual.HedgeAfter))) {
 			t.Fatalf("seed %d: %d attempts after %d failures and %d late answers",
 				seed, r.sent, failures, slow)
 		}
@@ -77,7 +78,7 @@ func TestRetrySteps(t *testing.T) {
 	for _, c := range []struct{ left, limit time.Duration }{
 		{10 * time.Second, 2 * time.Second}, {time.Second, 500 * time.Millisecond},
 	} {
-		r := newRetry(c.left, 2*time.Second, false)
+		r := newRetry(c.left, &usual, false)
 		now := time.Duration(0)
 		for ; !r.over(now); now = r.due {
 			r.started(now)
@@ -87,7 +88,16 @@ func TestRetrySteps(t *testing.T) {
 			t.Errorf("deadline %v: retried for %v without a serving node", c.left, now)
 		}
 	}
-	once := newRetry(time.Second, time.Second, true)
+	for _, c := range []struct{ left, after, due time.Duration }{
+		{time.Minute, 250 * time.Millisecond, 250 * time.Millisecond}, {time.Minute, 3 * time.Second, 3 * time.Second},
+		{time.Second, time.Hour, 250 * time.Millisecond}, {time.Second, time.Nanosecond, time.Nanosecond},
+	} {
+		r := newRetry(c.left, &Options{HedgeAfter: c.after}, false)
+		if r.started(0); r.due != c.due {
+			t.Errorf("%v: the first hedged request is due after %v", c, r.due)
+		}
+	}
+	once := newRetry(time.Second, &usual, true)
 	once.started(0)
 	if once.late(once.due, false); once.due >= once.left || once.over(once.due) {
 		t.Errorf("request without retries: %+v", once)

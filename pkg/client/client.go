@@ -49,6 +49,10 @@ type Options struct {
 	// A shorter value suits a caller with a fallback.
 	Absent time.Duration
 
+	// HedgeAfter is the wait for an answer before the client sends the request a second time, beside the first. The
+	// default is 250 ms, and the wait never exceeds a quarter of the deadline. Each further wait is twice as long.
+	HedgeAfter time.Duration
+
 	// AskedAgain is called with the reason of every retry, from any goroutine. nil disables it.
 	AskedAgain func(why string)
 
@@ -67,6 +71,9 @@ type Client struct {
 func newClient(to transport, o Options) *Client {
 	if o.Absent <= 0 {
 		o.Absent = 2 * time.Second
+	}
+	if o.HedgeAfter <= 0 {
+		o.HedgeAfter = 250 * time.Millisecond
 	}
 	if o.AskedAgain == nil {
 		o.AskedAgain = func(string) {}

@@ -4,7 +4,6 @@ import "time"
 
 // Times of retries.
 const (
-	slowAfter  = 250 * time.Millisecond // wait for an answer, at most a quarter of the deadline; the wait then doubles
 	neverSlow  = 10 * time.Millisecond  // shortest wait for an answer
 	firstPause = 20 * time.Millisecond  // pause after the first failure; the pause doubles with each failure
 	longPause  = 250 * time.Millisecond // longest pause
@@ -32,10 +31,10 @@ type retry struct {
 	absentSince time.Duration // start of the current row of failures without an available node; negative: none
 }
 
-func newRetry(left, absent time.Duration, once bool) retry {
+func newRetry(left time.Duration, o *Options, once bool) retry {
 	return retry{
-		left: left, bound: min(absent, left/2), once: once,
-		slow: min(slowAfter, max(left/4, neverSlow)), pause: firstPause, absentSince: -1,
+		left: left, bound: min(o.Absent, left/2), once: once,
+		slow: min(o.HedgeAfter, max(left/4, neverSlow)), pause: firstPause, absentSince: -1,
 	}
 }
 

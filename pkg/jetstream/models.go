@@ -79,11 +79,13 @@ func (m *Models) observe(u Watched) {
 			loop.Wake(m.lost)
 		}
 		m.fresh = nil
-		m.currentOnce.Do(func() { close(m.current) })
 	}
 	if !maps.Equal(before, now) {
 		m.sizes.Store(&now)
 		m.changed()
+	}
+	if u.Current { // after the sizes are stored: Await promises them
+		m.currentOnce.Do(func() { close(m.current) })
 	}
 }
 

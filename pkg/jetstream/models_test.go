@@ -28,6 +28,29 @@ func (w *world) watchModels(log *slog.Logger, changed func()) *Models {
 	return m
 }
 
+// TestModelsAreStoredBeforeAwait: a node that has waited for the records must not see an unknown model.
+func TestModelsAreStoredBeforeAwait(t *testing.T) {
+	t.Parallel()
+	key, err := modelKey("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m *Models
+	early := false
+	m = NewModels(nil, logtest.New(func(logtest.Line) {}), func() {
+		select {
+		case <-m.current:
+			early = true
+		default:
+		}
+	})
+	m.observe(Watched{Anew: true, Current: true,
+		Entries: []Entry{{Key: key, Value: []byte(`{"model":"m","block_size":16}`)}}})
+	if <-m.current; early || m.BlockSize("m") != 16 {
+		t.Errorf("Await ends before the sizes are stored: %v; block size %d", early, m.BlockSize("m"))
+	}
+}
+
 func TestModelsAreWatched(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
