@@ -260,7 +260,7 @@ func choiceRows(s *launch.Process) cli.Flags {
 			"with --gateway-prefill vllm: longest time of a request to a prefill worker; then the decode worker computes "+
 				"the prompt. The gateway must wait longer for the indexer",
 			cli.Positive[time.Duration]()),
-		cli.Var(&s.RequestExpiry, "request-expiry", 300*time.Second,
+		cli.Var(&s.RequestExpiry, "request-expiry", load.DefaultExpiry,
 			"time without progress after which a booked request is forgotten; the same on all nodes",
 			cli.Positive[time.Duration](),
 			cli.Is(func(d time.Duration) bool { return d <= load.MaxExpiry }, "is more than %v", load.MaxExpiry)),

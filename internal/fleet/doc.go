@@ -2,6 +2,7 @@
 //
 //   - cluster assigns partitions to nodes and decides when a node may release one
 //   - regions exchanges digests of cached prefixes between regions
-//   - registry tracks workers by their leases, and decides which of them are gone
+//   - registry tracks workers by their leases, renews the leases for shims (lease.go), and decides which workers are
+//     gone
 //   - shared keeps the same table on all nodes: requests under way and sessions
 package fleet

@@ -33,7 +33,8 @@ const (
 	StepReused   FunnelStep = "reused"   // reused, by the engine's report
 )
 
-// FunnelCause is the reason that tokens of a step are missing in the next step.
+// FunnelCause is the reason that tokens of a step are missing in the next step. A new cause also needs a text and a
+// remedy in internal/serve/page/static/causes.js and docs/funnel.md.
 type FunnelCause string
 
 // The causes.

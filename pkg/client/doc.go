@@ -21,9 +21,9 @@
 //   - If the connection is lost or not yet established, the client pauses for 20 to 250 ms before a retry.
 //   - If no node serves the request, or the node is unavailable (503), the client pauses in the same way. It returns
 //     the error after [Options.Absent] or half of the deadline.
-//   - If no answer arrives within HedgeAfter, usually 250 ms, or a quarter of the deadline, the client sends a second request beside the
-//     first (a hedged request). The wait before a further hedged request doubles. At most a tenth of all requests are
-//     hedged, and a hundred at once after a time without hedging.
+//   - If no answer arrives within HedgeAfter, usually 250 ms, or a quarter of the deadline, the client sends a second
+//     request beside the first (a hedged request). The wait before a further hedged request doubles. At most a tenth of
+//     all requests are hedged, and a hundred at once after a time without hedging.
 //
 // The client returns the first answer. It sends Verify and Snapshot once. It retries a booking only if no node has
 // received the request.

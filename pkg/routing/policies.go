@@ -3,6 +3,7 @@ package routing
 // DynamoPolicy is the name of the policy with the cost of NVIDIA Dynamo's KV router.
 const DynamoPolicy = "dynamo"
 
+// kvatlas.go registers the default policy of an indexer.
 func init() {
 	policy := func(name string, picker func() Picker, scorers ...Scorer) {
 		Register(name, func(Config) (Policy, error) {

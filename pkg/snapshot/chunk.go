@@ -25,7 +25,15 @@ const (
 
 	// maxRaw is the maximum number of bytes of fields and words in a chunk, even without compression.
 	maxRaw = maxChunk - headerSize - trailerSize
+
+	// A chunk of runs has a 64th of all bytes, within limits, so that a rewrite is cheap. section.go has the sizes of the
+	// other chunks.
+	chunkShare = 64
+	minChunk   = 128 << 10
 )
+
+// chunkSize returns the size of a chunk of runs if the records of all runs have total bytes.
+func chunkSize(total int) int { return min(maxRaw, max(minChunk, total/chunkShare)) }
 
 // Kind is the kind of a chunk's content. A wire constant: do not renumber. A restore reads the kinds in numerical
 // order.

@@ -47,10 +47,6 @@ const (
 	deadShare   = 8 // dead records may use an eighth of the bytes of all records
 	smallChunks = 8 // this many chunks may be shorter than a quarter of the target size
 
-	// A chunk of runs has a 64th of all bytes, within limits, so that a rewrite is cheap.
-	chunkShare = 64
-	minChunk   = 128 << 10
-
 	// A snapshot rewrites at most a 32nd of all bytes (or minChunk) plus twice the changes.
 	anewShare  = 32
 	anewFactor = 2
@@ -58,9 +54,6 @@ const (
 	// maxWaiting limits the bytes of runs that a Writer keeps for a possible rewrite.
 	maxWaiting = 64 << 20
 )
-
-// chunkSize returns the size of a chunk of runs if the records of all runs have total bytes.
-func chunkSize(total int) int { return min(maxRaw, max(minChunk, total/chunkShare)) }
 
 // byDead orders segments by the share of dead records, largest first.
 func byDead(a, b *segment) int {

@@ -4,17 +4,14 @@
 //	go run ./tools/prose                  a line for each package and document, worst first
 //	go run ./tools/prose PATH...          only the files and folders at PATH
 //	go run ./tools/prose -lines N PATH... the N worst sentences, with file and line
-//	go run ./tools/prose -check           exit with status 1 if a figure is above the ceiling
-//	go run ./tools/prose -lower           lower the ceilings to the present figures
+//	go run ./tools/prose -check           exit with status 1 if a figure is above the limit
 //
 // Prose reads the comments and the longer string literals of Go files, and the text of Markdown files. A place is a
 // package, the tests of a package, or a document. All figures are per 1,000 words. Places of fewer than 120 words are
 // not judged.
 //
-// The variable kinds has the limits. Older places have higher ceilings in ceilings.txt. The ceilings only go down:
-// -lower never raises a ceiling, and removes the row of a place within the limits.
-//
-// A figure is a hint. A sentence is good if a newcomer understands the text at the first reading.
+// The variable kinds has the limits. A figure is a hint. A sentence is good if a newcomer understands the text at the
+// first reading.
 package main
 
 import (
@@ -23,43 +20,31 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 )
-
-//go:generate go run . -lower -root ../..
 
 func main() {
 	root := flag.String("root", ".", "root folder of the repository")
 	lines := flag.Int("lines", 0, "print this many of the worst sentences")
-	check := flag.Bool("check", false, "compare the figures with the limits and ceilings")
-	lower := flag.Bool("lower", false, "lower the ceilings to the present figures")
+	check := flag.Bool("check", false, "compare the figures with the limits")
 	flag.Parse()
-	if err := run(*root, flag.Args(), *lines, *check, *lower); err != nil {
+	if err := run(*root, flag.Args(), *lines, *check); err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 		os.Exit(1)
 	}
 }
 
-func run(root string, paths []string, lines int, check, lower bool) error {
+func run(root string, paths []string, lines int, check bool) error {
 	report, err := Count(root, paths...)
 	if err != nil {
 		return err
 	}
-	ceilingsFile := filepath.Join(root, "tools/prose/ceilings.txt")
-	if check || lower {
-		ceilings, err := ReadCeilings(ceilingsFile)
-		if err != nil {
-			return err
-		}
-		if lower {
-			return os.WriteFile(ceilingsFile, Lower(ceilings, report), 0o644)
-		}
-		if faults := Check(ceilings, report); len(faults) > 0 {
+	if check {
+		if faults := Check(report); len(faults) > 0 {
 			for _, fault := range faults {
 				fmt.Println(fault)
 			}
-			return fmt.Errorf("%d figures are above their ceilings", len(faults))
+			return fmt.Errorf("%d figures are above the limits", len(faults))
 		}
 		return nil
 	}

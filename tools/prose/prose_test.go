@@ -3,23 +3,17 @@ package main
 import (
 	"math"
 	"os"
-	"path/filepath"
-	"slices"
+	"strings"
 	"testing"
 )
 
-// TestProseMeetsItsCeilings counts the words of the whole repository. No place may be above the limits, or above
-// the ceilings in ceilings.txt.
-func TestProseMeetsItsCeilings(t *testing.T) {
+// TestProseMeetsTheLimits counts the words of the whole repository.
+func TestProseMeetsTheLimits(t *testing.T) {
 	report, err := Count("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ceilings, err := ReadCeilings("ceilings.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, fault := range Check(ceilings, report) {
+	for _, fault := range Check(report) {
 		t.Error(fault)
 	}
 	if len(report.judged()) < 100 {
@@ -71,34 +65,15 @@ func TestWorstSentencesComeFirst(t *testing.T) {
 	}
 }
 
-// TestCeilingsOnlyGoDown: Lower lowers a ceiling above the present figure. A lower ceiling stays and is a fault. A
-// place within the limits loses the ceiling.
-func TestCeilingsOnlyGoDown(t *testing.T) {
+// TestCheck: every figure above the limit is a fault. Short places are not judged.
+func TestCheck(t *testing.T) {
 	place := func(whats int) *Figures { return &Figures{Words: 1000, Hits: [len(kinds)]int{whats}} }
-	report := &Report{Places: map[string]*Figures{
-		"better": place(5), "worse": place(9), "good": place(1), "new": place(3), "short": {Words: 10, Hits: [5]int{9}},
-	}}
-	row := [len(kinds)]float64{7, 1, 1, 60, 5}
-	ceilings := Ceilings{"better": row, "worse": row, "good": row, "gone": row}
-	faults := Check(ceilings, report)
-	if len(faults) != 4 {
-		t.Errorf("want a fault of good, gone, new and worse, got %q", faults)
-	}
-	file := filepath.Join(t.TempDir(), "ceilings.txt")
-	if err := os.WriteFile(file, Lower(ceilings, report), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	lowered, err := ReadCeilings(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(lowered) != 2 || lowered["better"][0] != 5 || lowered["worse"][0] != 7 {
-		t.Errorf("lowered to %v", lowered)
-	}
-	if faults := Check(lowered, report); len(faults) != 2 || !slices.ContainsFunc(faults, func(f string) bool {
-		return f[:5] == "worse"
-	}) {
-		t.Errorf("want the faults of new and worse, got %q", faults)
+	faults := Check(&Report{Places: map[string]*Figures{
+		"bad": place(5), "good": place(1), "worse (tests)": place(9), "short": {Words: 10, Hits: [5]int{9}},
+	}})
+	if len(faults) != 2 || !strings.HasPrefix(faults[0], "bad has 5.0") || !strings.HasSuffix(faults[1],
+		"-lines 20 worse prints the sentences to rewrite") {
+		t.Errorf("want the faults of bad and worse, got %q", faults)
 	}
 	if math.IsNaN(new(Figures).Rate(0)) {
 		t.Error("a place without words has no number as its rate")

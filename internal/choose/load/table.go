@@ -30,7 +30,7 @@ type Limits struct {
 	Requests int           // under way at once, at most [MaxRequests]; 0: [DefaultRequests]
 	Blocks   int           // of all prompts and outputs, shared blocks counted for each request; 0: 256 times Requests
 	Prompt   int           // blocks of a prompt; 0: 65,536, half a MiB on the wire
-	Expiry   time.Duration // the longest time of a request without progress; 0: 300 s, as in Dynamo
+	Expiry   time.Duration // the longest time of a request without progress; 0: [DefaultExpiry]
 }
 
 func (l *Limits) setDefaults() {
@@ -44,10 +44,13 @@ func (l *Limits) setDefaults() {
 	set(&l.Blocks, blocksEach*l.Requests, blocksEach*MaxRequests)
 	set(&l.Prompt, maxPrompt, maxPrompt)
 	if l.Expiry <= 0 {
-		l.Expiry = 300 * time.Second
+		l.Expiry = DefaultExpiry
 	}
 	l.Expiry = min(l.Expiry, MaxExpiry)
 }
+
+// DefaultExpiry is the default of Limits.Expiry, as in Dynamo.
+const DefaultExpiry = 300 * time.Second
 
 // MaxExpiry is the greatest age in an event, 49 days.
 const MaxExpiry = math.MaxUint32 * time.Millisecond

@@ -16,6 +16,7 @@
 //   - [JWT]: the configuration names an operator. Running servers accept accounts that the operator has signed
 //     ([Ring.Push]). A new shim requires no reload.
 //
-// A [Grant] lists the subjects of a user, and an [Account] the subjects that users share. A ring is for one goroutine.
+// A [Grant] lists the subjects of a user (grants.go), and an [Account] the subjects that users share (exports in
+// accounts.go). A ring is for one goroutine.
 // Two processes must not change a folder at the same time.
 package natsauth

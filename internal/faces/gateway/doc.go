@@ -25,6 +25,8 @@
 // service sends the request to a prefill worker of vLLM itself, before the choice is returned to the proxy, and gives
 // the description of the transfer to the decode worker. The prefill booking ends with this request.
 //
+// The session of a request is the body's previous_response_id. No header names a session.
+//
 // Workers are identified by the serving addresses of their records, as IP:PORT. Workers with other addresses cannot be
 // chosen.
 package gateway

@@ -49,17 +49,17 @@ type Ask struct {
 	Body   []byte     // nil without a body, and for a body that is not JSON
 	Subset []string   // addresses of the permitted workers; nil permits all
 
-	// Header has the headers of the request for a prefill worker, see passedHeaders. It may contain a secret.
+	// Header has the headers of the request for a prefill worker, see prefillHeaders. It may contain a secret.
 	Header http.Header
 }
 
-// passedHeaders are the headers of a request that the gateway sends to a prefill worker too.
-var passedHeaders = []string{"authorization", requestIDHeader, "traceparent", "tracestate"}
+// prefillHeaders are the headers of a request that the gateway sends to a prefill worker too.
+var prefillHeaders = []string{"authorization", requestIDHeader, "traceparent", "tracestate"}
 
 // passed returns the headers for a prefill worker.
 func passed(h *extprocv3.HttpHeaders) http.Header {
 	to := http.Header{}
-	for _, name := range passedHeaders {
+	for _, name := range prefillHeaders {
 		if v := header(h, name); v != "" {
 			to.Set(name, v)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/text/fields"
@@ -70,8 +71,8 @@ type Config struct {
 	Fallbacks int   // number of fallback workers beside the chosen one; default 2
 	MaxBodies int64 // bound on the bodies in memory, in bytes; default 64 MiB
 
-	// Expiry is the time without progress after which Bookings forgets a request; default 300 s. The service reports
-	// progress of each request four times within it while the stream is open.
+	// Expiry is the time without progress after which Bookings forgets a request; default [load.DefaultExpiry]. The
+	// service reports progress of each request four times within Expiry while the stream is open.
 	Expiry time.Duration
 
 	// Bind binds a session to the rank of a booked request. The gateway binds the id of each response of the Responses
@@ -123,7 +124,7 @@ type Service struct {
 func New(cfg Config) *Service {
 	cfg.Fallbacks = cmp.Or(cfg.Fallbacks, 2)
 	cfg.MaxBodies = cmp.Or(cfg.MaxBodies, 64<<20)
-	cfg.Expiry = cmp.Or(cfg.Expiry, 300*time.Second)
+	cfg.Expiry = cmp.Or(cfg.Expiry, load.DefaultExpiry)
 	cfg.Estimates = cmp.Or(cfg.Estimates, &fields.Estimator{})
 	if cfg.Tenants == nil {
 		cfg.Tenants = unnamed{}

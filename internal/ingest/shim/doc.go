@@ -35,7 +35,7 @@
 // The control server also begins a new incarnation on request ([Machine.Resync]): an indexer sends the request when the
 // log has lost events.
 //
-// [Report] holds a rank's lease and writes the state of the shim into it.
+// [Report] writes the state of the shim into the rank's lease. Package registry renews the lease.
 //
 // # A store's events
 //

@@ -12,8 +12,6 @@ import (
 // Thresholds of the findings.
 const (
 	farAway   = 50 * time.Millisecond // round trip to NATS
-	clockOff  = 2 * time.Second       // differences from here on are reported; twice the heartbeat of a usual lease
-	clockBad  = 30 * time.Second      // longer than a usual lease
 	nearlyAll = 0.9                   // share of a limit
 	buckets   = 4                     // per namespace
 )

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/escape"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
@@ -200,27 +199,6 @@ func namespaceFlag(ns string) string {
 		return ""
 	}
 	return " --namespace " + escape.Shell(ns)
-}
-
-func judgeClocks(f *Facts) (list []Finding) {
-	for _, c := range f.Clocks {
-		off, way := c.Ahead, "ahead of"
-		if off < 0 {
-			off, way = -off, "behind"
-		}
-		if off < clockOff {
-			continue
-		}
-		severity := Warning
-		if off >= clockBad {
-			severity = Error
-		}
-		list = append(list, finding(severity, clockOffset, c.Of, "clocks differ",
-			fmt.Sprintf("the clock is at least %v %s this host's", off.Round(time.Millisecond), way),
-			"run chrony or systemd-timesyncd (timedatectl set-ntp true) on both hosts; ages, leases and times of "+
-				"snapshots are shown wrong until then"))
-	}
-	return list
 }
 
 func judgeReplicas(f *Facts) (list []Finding) {

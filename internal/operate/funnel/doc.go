@@ -20,7 +20,8 @@
 //     with the ranks. A block's name is a hash of its sequence hash, the model and the block size. It identifies the
 //     prompt up to the block's end and reveals no content. Memory is bounded by two generations: a full younger
 //     generation replaces the older one. Blocks in use move to the younger generation.
-//   - [divide] is the arithmetic of one request: steps and causes from the history.
+//   - [divide] is the arithmetic of one request up to the step selected: steps and causes from the history. The
+//     engine's report ([Tracker.Report]) decides the causes of the step reused.
 //   - [Buckets] are sums over spans of ten seconds, for ten minutes, and over minutes, for an hour.
 //   - For each model, the newest requests are stored with their block hashes, for inspection.
 //

@@ -12,7 +12,7 @@
 //   - access.go: access rules of the HTTP port and the limit of concurrent requests.
 //
 // [Server.Find] and similar methods check the readiness of the node, so all interfaces behave the same. outcomes.go
-// counts the outcomes of requests. log.go writes log lines for the events of the state machines.
+// counts the outcomes of requests.
 //
 // All methods except Run are safe for concurrent use. The caller owns the connection and the NATS server in this
 // process.

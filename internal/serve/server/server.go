@@ -105,7 +105,7 @@ type Settings struct {
 	ForwardTokens    bool              // gateways send completions as token ids to engines
 
 	MaxRequests   int           // running requests of a model; 0: [load.DefaultRequests]
-	RequestExpiry time.Duration // the time without progress after which a running request expires; 0: 300 s
+	RequestExpiry time.Duration // the time without progress after which a running request expires; 0: [load.DefaultExpiry]
 
 	// QueryWorkers is the number of concurrent queries over NATS; 0: 128, or the number of cores if greater. QueryQueue is
 	// the number of waiting queries; 0: 512 for every core. Over HTTP, the sum limits concurrent requests.
