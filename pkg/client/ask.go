@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -106,7 +107,8 @@ func (c *Client) ask(
 				if err := c.to.refused(r); err != nil {
 					return nil, err
 				}
-				allowed := !try.once && c.to.budget().Spend()
+				// every copy of a select may wait for a worker
+				allowed := !try.once && op != ops.Select && c.to.budget().Spend()
 				if try.late(now, allowed); !allowed {
 					continue
 				}

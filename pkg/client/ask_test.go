@@ -145,6 +145,48 @@ func TestRefusalEndsEveryRequest(t *testing.T) {
 	}
 }
 
+// silent simulates a node that never answers. The second attempt of a request calls hedged.
+type silent struct {
+	refusing
+	hedges rpc.Budget
+	hedged func()
+}
+
+func (t *silent) send(context.Context, *request, time.Duration) (outcome, error) {
+	if t.sent++; t.sent == 2 {
+		t.hedged()
+	}
+	return outcome{}, nil
+}
+func (t *silent) refused(*request) error { return nil }
+func (t *silent) budget() *rpc.Budget    { return &t.hedges }
+
+// TestSelectIsNotHedged: a late answer to find causes a hedged request. A select may wait for a worker, so a second
+// select would wait too.
+func TestSelectIsNotHedged(t *testing.T) {
+	ask := func(patience time.Duration, ask func(context.Context, *Client) error) int {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		to := &silent{hedged: cancel}
+		for range 100 {
+			to.hedges.Earn()
+		}
+		if ask(ctx, newClient(to, Options{})) == nil {
+			t.Error("an answer without a node")
+		}
+		return to.sent
+	}
+	if n := ask(patience, func(ctx context.Context, c *Client) error { _, err := c.Find(ctx, &Query{}); return err }); n != 2 {
+		t.Errorf("find: sent %d times", n)
+	}
+	if n := ask(100*time.Millisecond, func(ctx context.Context, c *Client) error {
+		_, err := c.Select(ctx, &SelectRequest{})
+		return err
+	}); n != 1 {
+		t.Errorf("select: sent %d times", n)
+	}
+}
+
 // again counts the reasons of retries.
 type again struct {
 	mu     sync.Mutex

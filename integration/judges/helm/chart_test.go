@@ -183,7 +183,8 @@ externalMetrics:
   caBundle: Y2E=
   annotations: {a: b}
 nats: {mode: external, url: "tls://nats-1:4222,tls://nats-2:4222", caSecret: nats-ca, nkeySecret: my-key}
-serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca}
+serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca, shims: true}
+tokenizers: {models: {llama: {engines: tokenize}}}
 engineExample:
   enabled: true
   replicas: 1
@@ -301,7 +302,7 @@ func TestValues(t *testing.T) {
 		"--http-key=/etc/kvatlas/tls/tls.key", "--grpc-listen=0.0.0.0:9003", "--policy=least_load",
 		"--http-token-file=/etc/kvatlas/http/token", "--grpc-client-ca=/etc/kvatlas/grpc-ca/ca.crt",
 		"--external-metrics-listen=0.0.0.0:6444", "--external-metrics-client-ca=/etc/kvatlas/front-proxy/ca.crt",
-		"--external-metrics-client=front-proxy-client,aggregator"} {
+		"--external-metrics-client=front-proxy-client,aggregator", "--tokenizers=/etc/kvatlas/tokenizers/tokenizers.yaml"} {
 		if !strings.Contains(args, arg) {
 			t.Errorf("the indexers have no %s: %s", arg, args)
 		}
@@ -355,6 +356,20 @@ func TestValues(t *testing.T) {
 	check("monitor's token", at(endpoint, "authorization", "credentials"), "map[key:token name:my-token]")
 	check("monitor's scheme", at(endpoint, "scheme"), "https")
 	check("monitor's authority", at(endpoint, "tlsConfig", "ca", "secret", "name"), "my-ca")
+	check("monitor's job", at(endpoint, "relabelings", 0, "replacement"), "kvatlas")
+	shims := at(all["PodMonitor kvatlas-shims"], "spec", "podMetricsEndpoints", 0)
+	check("the shims' job", at(shims, "relabelings", 0, "replacement"), "kvatlas-shim")
+	check("the shims' token", at(shims, "authorization", "credentials", "name"), "kvatlas-shim-metrics")
+	rules, err := os.ReadFile(filepath.Join(root, "deploy/prometheus/rules.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range differences("", objects(t, "kind: Rules\n"+string(rules))["Rules <nil>"]["groups"],
+		at(all["PrometheusRule kvatlas"], "spec", "groups")) {
+		t.Errorf("deploy/prometheus/rules.yml and files/rules.yml of the chart differ: %s", d)
+	}
+	check("tokenizers", at(all["ConfigMap kvatlas-indexer-tokenizers"], "data", "tokenizers.yaml"),
+		"models:\n  llama:\n    engines: tokenize\n")
 	check("monitor's name", at(endpoint, "tlsConfig", "serverName"), "kvatlas-indexer.inference.svc")
 	selector := at(monitor, "spec", "selector", "matchLabels").(object)
 	selected := []string{}
@@ -425,6 +440,7 @@ externalMetrics: {enabled: true, caBundle: Y2E=, port: 9002}
 		"indexer: {replicas: 2}":                     "values-cluster.yaml",
 		"nats: {nkeySecret: \"\"}":                   "nats.nkeySecret",
 		"serviceMonitor: {interval: often}":          "interval",
+		"tokenizers: [llama]":                        "tokenizers",
 		"image: {pullPolicy: Sometimes}":             "pullPolicy",
 		"grpc: {port: 8090}":                         "port",
 		"grpc: {enabled: true, insecure: sometimes}": "insecure",

@@ -177,6 +177,10 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	return id, class, nil
 }
 
+// replyTime is the time in which the refusal of a waiting request should reach a caller with the same deadline. It is at
+// most a tenth of the time left.
+const replyTime = 50 * time.Millisecond
+
 // admit chooses for a request and books it, or lets it wait until that is possible.
 func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, error) {
 	w, u, of := s.room, &waiter{ctx: ctx, a: a, x: x, done: make(chan struct{})}, a.of
@@ -186,12 +190,21 @@ func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, erro
 	}
 	again := time.NewTicker(overlaps)
 	defer again.Stop()
+	var late <-chan time.Time
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		timer := time.NewTimer(left - min(replyTime, left/10))
+		defer timer.Stop()
+		late = timer.C
+	}
 	for waits := true; waits; {
 		select {
 		case <-u.done:
 			return u.c, u.err
 		case <-again.C:
 			s.lookAgain(u, of)
+		case <-late:
+			waits = false
 		case <-ctx.Done():
 			waits = false
 		}

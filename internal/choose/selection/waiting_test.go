@@ -81,6 +81,26 @@ func (f *fleet) send(ctx context.Context, r *api.SelectRequest, to chan<- outcom
 	}()
 }
 
+// TestRefusalArrivesInTime: a request that waits in vain is refused before the deadline of the caller, and not at it.
+func TestRefusalArrivesInTime(t *testing.T) {
+	for _, c := range []struct{ left, margin time.Duration }{
+		{5 * time.Second, replyTime}, {100 * time.Millisecond, 10 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := withQueue(t, 2, nil)
+			f.fill(t)
+			ctx, cancel := context.WithTimeout(t.Context(), c.left)
+			defer cancel()
+			begun := time.Now()
+			_, err := f.service.Select(ctx, request("late", 20))
+			if e := api.AsError(err); e.Code != api.CodeOverloaded || e.Queue == nil || e.Queue.Reason != "deadline" ||
+				time.Since(begun) != c.left-c.margin {
+				t.Errorf("%v before the deadline: %+v", c.left-time.Since(begun), e)
+			}
+		})
+	}
+}
+
 // TestRequestWaits: a request waits until a worker is not busy, or until its deadline.
 func TestRequestWaits(t *testing.T) {
 	f := withQueue(t, 2, nil)

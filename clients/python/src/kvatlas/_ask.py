@@ -72,7 +72,8 @@ async def ask(to: Transport, op: str, body: bytes, *, once: bool, timeout: float
                 if retry.pending:
                     if refused := to.refused(op):
                         raise refused
-                    allowed = not once and to.budget.spend()
+                    # every copy of a select may wait for a worker
+                    allowed = not once and op != "select" and to.budget.spend()
                     retry.late(now, allowed)
                     if not allowed:
                         continue
