@@ -26,6 +26,7 @@ type simulating struct {
 	seed                uint64
 	requests            int
 	rate                float64
+	once                bool
 	promptFile          string
 	serve, model        string
 }
@@ -42,7 +43,8 @@ and evictions as vLLM does, on a ZeroMQ socket with a replay socket. Equal seeds
 With --serve HOST:PORT the engine also serves completions and chats of OpenAI's API as --model. A word is a token.
 
 With --print-prompt FILE the engine writes the token ids of the last prompt to FILE, for indexer query --tokens-file
-FILE.`,
+FILE. With --once the engine stays idle after --requests requests, so the last prompt and the blocks are always the
+same.`,
 		Example: `  worker-shim simulate --print-prompt prompt.json
   worker-shim run --engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5657 --worker sim --model sim --block-size 16
   indexer query --model sim --tokens-file prompt.json`,
@@ -55,6 +57,7 @@ FILE.`,
 	f.IntVar(&s.capacity, "capacity", 20_000, "capacity of the cache in blocks")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of the conversations")
 	f.IntVar(&s.requests, "requests", 10_000, "requests until the conversations begin again from the first")
+	f.BoolVar(&s.once, "once", false, "stay idle after --requests requests, except for requests of clients")
 	f.Float64Var(&s.rate, "rate", 5, "requests per second; 0, with --serve: only requests of clients")
 	f.StringVar(&s.serve, "serve", "", "HOST:PORT for OpenAI's API; port 0 selects a free port")
 	f.StringVar(&s.model, "model", "sim", "of --serve: the model's name")
@@ -122,6 +125,13 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 	requests := trace.Generate(trace.Options{Seed: s.seed, Requests: s.requests})
 	log.Info("simulated engine runs", "endpoint", engine.Endpoint(), "replay", engine.Replay(), "block_size",
 		s.blockSize, "capacity", s.capacity)
+	return s.serveAll(ctx, log, engine, requests)
+}
+
+// serveAll serves requests at the rate, over and over or once, until ctx ends.
+func (s *simulating) serveAll(ctx context.Context, log *slog.Logger, engine *enginesim.Engine,
+	requests []trace.Request,
+) error {
 	var due <-chan time.Time
 	if s.rate > 0 {
 		tick := time.NewTicker(time.Duration(float64(time.Second) / s.rate))
@@ -142,7 +152,8 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 		if err != nil {
 			return fmt.Errorf("serve request %d: %w", i, err)
 		}
-		if s.promptFile != "" && time.Since(printed) >= time.Second {
+		last := s.once && i == len(requests)-1
+		if s.promptFile != "" && (last || time.Since(printed) >= time.Second) {
 			if err := printPrompt(s.promptFile, prompt); err != nil {
 				return fmt.Errorf("--print-prompt: %w", err)
 			}
@@ -152,6 +163,10 @@ func (s *simulating) run(ctx context.Context, log *slog.Logger) error {
 			printed = time.Now()
 		}
 		log.Debug("served", "request", i, "tokens", len(prompt), "hit_blocks", hit)
+		if last {
+			log.Info("all requests are served; the engine stays idle", "requests", len(requests))
+			due = nil
+		}
 	}
 }
 
