@@ -215,6 +215,9 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// warnAfter is the longest silent wait for a server.
+const warnAfter = 3 * time.Second
+
 // run starts a server and waits until the server is ready. It also returns the options of the server.
 func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, error) {
 	opts, err := o.natsOptions()
@@ -229,11 +232,14 @@ func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, err
 	debug := o.Logger != nil && o.Logger.Enabled(ctx, slog.LevelDebug)
 	srv.SetLogger(log, debug, false)
 	go srv.Start()
+	unhealthy, warn := "", time.After(warnAfter)
 	for {
 		if srv.ReadyForConnections(20 * time.Millisecond) {
-			if health := srv.Healthz(&server.HealthzOptions{}); health.StatusCode == 200 {
+			health := srv.Healthz(&server.HealthzOptions{})
+			if health.StatusCode == 200 {
 				return srv, opts, nil
 			}
+			unhealthy = health.Error
 		}
 		var why error
 		select {
@@ -243,7 +249,13 @@ func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, err
 				why = fmt.Errorf("port of %s: %w", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)), ErrInUse)
 			}
 		case <-ctx.Done():
-			why = fmt.Errorf("not ready in time: %w", ctx.Err())
+			why = fmt.Errorf("not ready in time: %w %s", ctx.Err(), unhealthy)
+		case <-warn:
+			if o.Logger != nil {
+				o.Logger.Warn("the NATS server in this process is not ready yet", "error", unhealthy, "what_to_do",
+					"wait while it reads its data; if an account is missing, give --nats-config as before, or another --data")
+			}
+			continue
 		case <-time.After(5 * time.Millisecond):
 			continue
 		}
