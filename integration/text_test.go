@@ -120,6 +120,33 @@ func TestRequestTemplates(t *testing.T) {
 	}
 }
 
+// TestTextsByLoad sends texts of clients' requests to a node without tokenizers. The node chooses by load, and logs one
+// warning for all requests.
+func TestTextsByLoad(t *testing.T) {
+	t.Parallel()
+	x := harness.StartIndexer(t, t.TempDir(), "")
+	sim := harness.StartSimEngine(t)
+	harness.StartSimShim(t, sim, x.NATS, "w1")
+	known := harness.Tokens(9000, harness.BlockSize)
+	harness.ServePrompt(t, sim, known)
+	x.WaitDepth(t, "m", known, "w1", 1)
+	if strings.Contains(x.Said(), "routed by load") {
+		t.Fatalf("a warning without a text:\n%s", x.Said())
+	}
+	c := harness.Ask(t, x.HTTP)
+	for range 3 {
+		text := &api.Text{Request: api.Value(`{"model":"m","prompt":"hello"}`)}
+		s, err := c.Select(t.Context(), &client.SelectRequest{Query: client.Query{Model: "m", Text: text}})
+		if err != nil || s.Worker != "w1" || s.Tokenized {
+			t.Fatalf("%+v, %v", s, err)
+		}
+	}
+	x.WaitFor(`requests with prompts and chats as text are routed by load.*model=m`)
+	if n := strings.Count(x.Said(), "routed by load"); n != 1 {
+		t.Errorf("%d warnings:\n%s", n, x.Said())
+	}
+}
+
 // TestText sends texts to three nodes: a node with a tokenizer's URL, a node with a renderer's URL, and a node that
 // uses the model's own workers.
 func TestText(t *testing.T) {

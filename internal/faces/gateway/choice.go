@@ -100,6 +100,9 @@ func (s *Service) question(ctx context.Context, a *Ask, r *fields.Request) (_ *a
 		q.Unsupported = len(r.Unsupported) > 0
 		// A salt requires tokens. The adapter restricts the candidates.
 		q.ISLTokens = max(1, s.cfg.Estimates.Tokens(q.Model, &r.Length))
+		if r.Prompted() && s.cfg.ByLoad != nil {
+			s.cfg.ByLoad(q.Model)
+		}
 		s.cfg.Metrics.Unsupported(string(r.API), r.Unsupported)
 	case r.Tokens != nil:
 		q.Tokens, q.CacheSalt = r.Tokens, r.Salt

@@ -57,6 +57,9 @@ type Config struct {
 
 	Text bool // Select tokenizes texts; without it, requests with a text are chosen by load
 
+	// ByLoad is called for each request with a text that is chosen by load because Text is false. nil disables the call.
+	ByLoad func(model string)
+
 	// Templates means that Select runs chat templates of requests. Otherwise requests with a template are chosen by
 	// load. vLLM also refuses chat templates in requests by default.
 	Templates bool

@@ -64,7 +64,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	}, func(r grpc.ServiceRegistrar) {
 		extprocv3.RegisterExternalProcessorServer(r, gateway.New(gateway.Config{
 			Select: s.tracedSelect, Bookings: s, Pool: s.registry.Pool, All: s.registry.All, Resolve: s.registry.Resolve,
-			MaxBodies: maxBodies, Text: s.tokenizers != nil, Templates: s.RequestTemplates,
+			MaxBodies: maxBodies, Text: s.tokenizers != nil, ByLoad: s.warnOfText, Templates: s.RequestTemplates,
 			Bind: s.bindSession(), Metrics: measured{s.queries, s}, Expiry: s.RequestExpiry,
 			ForwardTokens: s.ForwardTokens, Estimates: &s.estimates, Transfer: s.transfer(), Tenants: s.tenants,
 		}))

@@ -198,9 +198,10 @@ type Server struct {
 	recorder   *recording.Recorder  // nil: requests are not recorded
 	recordings *jetstream.Recording // the stream of recorder
 
-	tokenizers *tokenize.Service // nil: texts are refused
-	announced  *tokenize.Announced
-	estimates  fields.Estimator // of prompts without tokens
+	tokenizers  *tokenize.Service // nil: texts are refused
+	textWarning sync.Once         // of a text without tokenizers
+	announced   *tokenize.Announced
+	estimates   fields.Estimator // of prompts without tokens
 
 	selection *selection.Service
 	shims     *compat.Shims

@@ -51,6 +51,14 @@ func servingEndpoints(pool *registry.Pool) (list []string) {
 	return list
 }
 
+// warnOfText logs the first text of a request that this node routes by load because it has no tokenizers.
+func (s *Server) warnOfText(model string) {
+	s.textWarning.Do(func() {
+		s.log.Warn("requests with prompts and chats as text are routed by load: this node has no --tokenizers", "model", model,
+			"what_to_do", "start indexer serve with --tokenizers; see docs/text.md")
+	})
+}
+
 // readText returns a query with tokens in place of its text. Without tokens, the returned query is that of a prompt of
 // which no worker holds a block. The error means that this node has no source of tokens.
 func (s *Server) readText(ctx context.Context, q *api.Query) (
@@ -90,6 +98,7 @@ func (s *Server) readText(ctx context.Context, q *api.Query) (
 	case !r.Prompted():
 		err = errors.New("the request has no prompt that this node can tokenize")
 	case s.tokenizers == nil:
+		s.warnOfText(q.Model)
 		err = errors.New("this node has no --tokenizers")
 	default:
 		tokens, err = s.tokenize(ctx, q.Model, &r.Text)
