@@ -9,7 +9,7 @@ help: ## print this
 build: ## build both programs into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/ ./cmd/...
 
-release: ## build archives, bills of materials and SHA256SUMS of this commit into bin/release, for Linux and macOS
+release: ## build archives, container images, Helm chart, Python client, bills of materials and SHA256SUMS into bin/release; needs python3
 	GOTOOLCHAIN=auto go run ./tools/release
 
 images: ## build the container images for linux/amd64 and linux/arm64 into bin/images, and load this host's into docker if it runs

@@ -1,8 +1,8 @@
 // Command images builds the container images for linux/amd64 and linux/arm64 on any host, without a container runtime:
 //
-//	go run ./tools/images
+//	go run ./tools/images [--out bin/images] [--tag dev]
 //
-// Its output is bin/images/NAME-ARCH.tar in the format of `docker save`. `docker load`, `podman load`, `ctr images
+// Its output is NAME-ARCH.tar in the format of `docker save`. `docker load`, `podman load`, `ctr images
 // import` and `kind load image-archive` read the files. The images contain only static programs. The user is 65532, a
 // number that no host assigns (as in distroless images).
 package main
@@ -12,6 +12,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -24,7 +25,7 @@ const user = 65532
 
 // image describes a container image.
 type image struct {
-	name     string   // with the tag
+	name     string   // without the tag
 	programs []string // the first is the entry point
 	folders  []string // with write access for the user
 }
@@ -32,8 +33,8 @@ type image struct {
 // images lists the images that docker-compose.yml, the chart and the manifests use. The NATS image contains the indexer
 // for the health check (indexer probe).
 var images = []image{
-	{name: "kvatlas/kvatlas:dev", programs: []string{"indexer", "worker-shim"}},
-	{name: "kvatlas/nats:dev", programs: []string{"nats-server", "indexer"}, folders: []string{"data"}},
+	{name: "kvatlas/kvatlas", programs: []string{"indexer", "worker-shim"}},
+	{name: "kvatlas/nats", programs: []string{"nats-server", "indexer"}, folders: []string{"data"}},
 }
 
 // packages are the sources of the programs.
@@ -43,13 +44,16 @@ var packages = map[string]string{"indexer": "./cmd/indexer", "worker-shim": "./c
 var architectures = []string{"amd64", "arm64"}
 
 func main() {
-	if err := run("bin/images"); err != nil {
+	out := flag.String("out", "bin/images", "folder for the images")
+	tag := flag.String("tag", "dev", "tag of the images")
+	flag.Parse()
+	if err := run(*out, *tag); err != nil {
 		fmt.Fprintln(os.Stderr, "images:", err)
 		os.Exit(1)
 	}
 }
 
-func run(out string) error {
+func run(out, tag string) error {
 	for _, arch := range architectures {
 		dir := filepath.Join(out, arch)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -66,7 +70,7 @@ func run(out string) error {
 			if err != nil {
 				return err
 			}
-			if err := i.write(f, dir, arch); err != nil {
+			if err := i.write(f, dir, arch, tag); err != nil {
 				return fmt.Errorf("%s: %w", path, err)
 			}
 			if err := f.Close(); err != nil {
@@ -80,8 +84,7 @@ func run(out string) error {
 
 // file returns the name of the image's archive.
 func (i *image) file(arch string) string {
-	base, _, _ := bytes.Cut([]byte(filepath.Base(i.name)), []byte(":"))
-	return fmt.Sprintf("%s-%s.tar", base, arch)
+	return fmt.Sprintf("%s-%s.tar", filepath.Base(i.name), arch)
 }
 
 // build compiles a static, stripped program for Linux.
@@ -95,7 +98,7 @@ func build(file, source, arch string) error {
 }
 
 // write writes the archive of an image: the layer, the configuration, and a manifest with the names of both.
-func (i *image) write(to io.Writer, dir, arch string) error {
+func (i *image) write(to io.Writer, dir, arch, tag string) error {
 	layer, err := i.layer(dir)
 	if err != nil {
 		return err
@@ -111,7 +114,7 @@ func (i *image) write(to io.Writer, dir, arch string) error {
 	}
 	name := digest(config) + ".json"
 	manifest, err := json.Marshal([]map[string]any{
-		{"Config": name, "RepoTags": []string{i.name}, "Layers": []string{"layer.tar"}}})
+		{"Config": name, "RepoTags": []string{i.name + ":" + tag}, "Layers": []string{"layer.tar"}}})
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func TestImages(t *testing.T) {
 	for _, i := range images {
 		for _, arch := range architectures {
 			var b bytes.Buffer
-			if err := i.write(&b, dir, arch); err != nil {
+			if err := i.write(&b, dir, arch, "dev"); err != nil {
 				t.Fatal(err)
 			}
 			files := read(t, b.Bytes())
@@ -51,7 +51,7 @@ func TestImages(t *testing.T) {
 			if err := json.Unmarshal(files[m.Config], &config); err != nil {
 				t.Fatal(err)
 			}
-			if m.Config != digest(files[m.Config])+".json" || m.RepoTags[0] != i.name || len(m.Layers) != 1 ||
+			if m.Config != digest(files[m.Config])+".json" || m.RepoTags[0] != i.name+":dev" || len(m.Layers) != 1 ||
 				config.RootFS.DiffIDs[0] != "sha256:"+digest(files[m.Layers[0]]) {
 				t.Errorf("%s for %s: manifest %+v, configuration %+v", i.name, arch, m, config)
 			}
@@ -87,7 +87,7 @@ func TestComposeImages(t *testing.T) {
 	}
 	built := map[string]bool{}
 	for _, i := range images {
-		built[i.name] = false
+		built[i.name+":dev"] = false
 	}
 	for name, s := range compose.Services {
 		if _, ours := built[s.Image]; !ours && strings.HasPrefix(s.Image, "kvatlas/") {

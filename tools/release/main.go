@@ -1,8 +1,13 @@
-// Command release builds the release files. Every platform has an archive with both programs, manual pages, completions
-// and the licence, and on Linux systemd's units. Every archive has a bill of materials (CycloneDX). SHA256SUMS has the
-// hashes of all files. Equal commits and Go versions give equal bytes on every machine.
+// Command release builds the release files. Every platform has an archive with both programs, manual
+// pages, completions and the licence, and on Linux systemd's units. Container images for Linux, the Helm chart and the Python client (wheel
+// and source distribution) follow. Every archive and image has a bill of materials (CycloneDX). SHA256SUMS has the
+// hashes of all files. Equal commits and Go versions give equal bytes on every machine. Nothing is uploaded.
 //
-//	go run ./tools/release [--out bin/release] [--platforms linux/amd64,linux/arm64,darwin/amd64,darwin/arm64]
+//	go run ./tools/release [--out bin/release] [--parts archives,images,chart,python]
+//		[--platforms linux/amd64,linux/arm64,darwin/amd64,darwin/arm64]
+//
+// The version is the tag of an unmodified commit. Other commits give development versions (cli.Version) with the
+// commit. With --versions, the command writes cli.Release into the chart, the Python client and the pages.
 //
 // goreleaser would be an alternative, but go.mod cannot pin goreleaser at low cost. In November 2026, goreleaser 2.18.2
 // required Go 1.27.1. The build of 2.17.0 failed, because the Go proxy refused the module go.digitalxero.dev/go-msix.
@@ -14,6 +19,7 @@ package main
 import (
 	"crypto/sha256"
 	"debug/buildinfo"
+	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -35,44 +41,101 @@ import (
 
 var programs = []string{"indexer", "worker-shim"}
 
+//go:generate go run . --versions --root ../..
+
 func main() {
-	out := flag.String("out", "bin/release", "folder for archives; earlier content is removed")
+	out := flag.String("out", "bin/release", "folder for the files; earlier content is removed")
 	platforms := flag.String("platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64",
-		"GOOS/GOARCH, with commas between")
+		"GOOS/GOARCH of the archives, with commas between")
+	parts := flag.String("parts", "archives,images,chart,python", "parts of the release, with commas between")
+	versions := flag.Bool("versions", false, "write the last release into the files of the repository, and build nothing")
+	root := flag.String("root", ".", "folder of the repository")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintln(os.Stderr, "release: what is", flag.Arg(0), "for?")
 		os.Exit(2)
 	}
-	if err := release(*out, strings.Split(*platforms, ",")); err != nil {
+	err := os.Chdir(*root)
+	switch {
+	case err != nil:
+	case *versions:
+		err = writeVersions(".", cli.Release)
+	default:
+		err = release(*out, strings.Split(*parts, ","), strings.Split(*platforms, ","))
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-// release makes all files of a release in the folder out. The current folder is the repository's root.
-func release(out string, platforms []string) error {
+// releaser makes the files of a release. The current folder is the repository's root.
+type releaser struct {
+	out, tmp  string
+	platforms []string
+	commit    commit
+	version   string            // v0.5.0
+	sums      map[string]string // by file
+}
+
+// release makes the parts of a release in the folder out.
+func release(out string, parts, platforms []string) error {
 	tmp, err := os.MkdirTemp("", "kvatlas-release-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	common, err := commonFiles(tmp)
+	r := &releaser{out: out, tmp: tmp, platforms: platforms, sums: map[string]string{}}
+	if r.commit, err = headCommit(); err != nil {
+		return err
+	}
+	host, err := build(tmp, programs[0], runtime.GOOS, runtime.GOARCH)
 	if err != nil {
 		return err
 	}
+	info, err := buildinfo.ReadFile(host)
+	if err != nil {
+		return err
+	}
+	r.version = r.commit.version(info.Main.Version)
 	if err := os.RemoveAll(out); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
-	commit, err := headCommit()
+	makers := map[string]func() error{"archives": r.archives, "images": r.images, "chart": r.chart, "python": r.python}
+	for _, part := range parts {
+		do := makers[part]
+		if do == nil {
+			return fmt.Errorf("a release has no part %q, but archives, images, chart and python", part)
+		}
+		if err := do(); err != nil {
+			return fmt.Errorf("%s: %w", part, err)
+		}
+	}
+	var sums strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(r.sums)) {
+		fmt.Fprintf(&sums, "%s  %s\n", r.sums[name], name)
+	}
+	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), []byte(sums.String()), 0o644)
+}
+
+// write writes a file of the release.
+func (r *releaser) write(name string, data []byte) error {
+	path := filepath.Join(r.out, name)
+	r.sums[name] = fmt.Sprintf("%x", sha256.Sum256(data))
+	fmt.Printf("%s  %s\n", path, cli.Bytes(int64(len(data))))
+	return os.WriteFile(path, data, 0o644)
+}
+
+// archives makes the archive of every platform.
+func (r *releaser) archives() error {
+	common, err := commonFiles(r.tmp)
 	if err != nil {
 		return err
 	}
-	var sums strings.Builder
-	for _, platform := range platforms {
+	for _, platform := range r.platforms {
 		goos, goarch, ok := strings.Cut(platform, "/")
 		if !ok {
 			return fmt.Errorf("platform %q is not GOOS/GOARCH", platform)
@@ -85,7 +148,7 @@ func release(out string, platforms []string) error {
 		}
 		var infos []*debug.BuildInfo
 		for _, name := range programs {
-			program, err := build(tmp, name, goos, goarch)
+			program, err := build(r.tmp, name, goos, goarch)
 			if err != nil {
 				return err
 			}
@@ -98,26 +161,18 @@ func release(out string, platforms []string) error {
 				return err
 			}
 		}
-		version := commit.version(infos[0].Main.Version)
-		name := fmt.Sprintf("kvatlas_%s_%s_%s", strings.TrimPrefix(version, "v"), goos, goarch)
-		bill := billOfMaterials(version, platform, commit.time, infos)
+		name := fmt.Sprintf("kvatlas_%s_%s_%s", semantic(r.version), goos, goarch)
+		bill := billOfMaterials(r.version, platform, r.commit.time, infos)
 		files["sbom.cdx.json"] = entry{bill, 0o644}
-		packed, err := pack(name, files, commit.time)
+		packed, err := pack(name, files, r.commit.time)
 		if err != nil {
 			return err
 		}
-		for _, f := range []struct {
-			name string
-			data []byte
-		}{{name + ".cdx.json", bill}, {name + ".tar.gz", packed}} {
-			if err := os.WriteFile(filepath.Join(out, f.name), f.data, 0o644); err != nil {
-				return err
-			}
-			fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(f.data), f.name)
+		if err := errors.Join(r.write(name+".cdx.json", bill), r.write(name+".tar.gz", packed)); err != nil {
+			return err
 		}
-		fmt.Printf("%s  %s\n", filepath.Join(out, name+".tar.gz"), cli.Bytes(int64(len(packed))))
 	}
-	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), []byte(sums.String()), 0o644)
+	return nil
 }
 
 // build compiles a program into a folder, unless present, and returns the path.
@@ -168,7 +223,7 @@ func headCommit() (c commit, err error) {
 var released = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[a-z]+\.?\d*)?$`)
 
 // version returns the version of a build. module is the toolchain's version of the module: v0.5.0 at that tag. Without
-// a tag, the version is the last release and the commit.
+// a tag, the version is that of a development build with the commit.
 func (c commit) version(module string) string {
 	if released.MatchString(module) {
 		return module

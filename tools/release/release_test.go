@@ -55,7 +55,8 @@ func TestBillOfMaterials(t *testing.T) {
 	one := &debug.BuildInfo{GoVersion: "go1.26.8", Main: debug.Module{Path: "example.org/ours"}, Deps: []*debug.Module{
 		{Path: "example.org/b", Version: "v1.0.0+incompatible", Sum: "h1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="},
 		{Path: "example.org/a", Version: "v0.1.0"}}}
-	two := &debug.BuildInfo{GoVersion: "go1.26.8", Deps: []*debug.Module{{Path: "example.org/a", Version: "v0.1.0"}}}
+	two := &debug.BuildInfo{GoVersion: "go1.26.8", Main: debug.Module{Path: "example.org/c", Version: "v2.0.0"},
+		Deps: []*debug.Module{{Path: "example.org/a", Version: "v0.1.0"}}}
 	bill := billOfMaterials("v1.2.3", "linux/amd64", made, []*debug.BuildInfo{one, two})
 	if !bytes.Equal(bill, billOfMaterials("v1.2.3", "linux/amd64", made, []*debug.BuildInfo{one, two})) {
 		t.Error("a second bill differs")
@@ -69,7 +70,8 @@ func TestBillOfMaterials(t *testing.T) {
 		refs = append(refs, c.PURL)
 	}
 	if want := []string{"pkg:golang/example.org/a@v0.1.0", "pkg:golang/example.org/b@v1.0.0%2Bincompatible",
-		"pkg:golang/std@1.26.8"}; !slices.Equal(refs, want) || !slices.Equal(d.Dependencies[0].DependsOn, want) {
+		"pkg:golang/example.org/c@v2.0.0", "pkg:golang/std@1.26.8"}; !slices.Equal(refs, want) ||
+		!slices.Equal(d.Dependencies[0].DependsOn, want) {
 		t.Errorf("the bill has %q", refs)
 	}
 	if h := d.Components[1].Hashes; len(h) != 1 ||

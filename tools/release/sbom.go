@@ -72,6 +72,9 @@ func billOfMaterials(version, platform string, when time.Time, programs []*debug
 	}
 	for _, info := range programs {
 		add("std", strings.TrimPrefix(info.GoVersion, "go"), "")
+		if info.Main.Path != programs[0].Main.Path && info.Main.Path != "" { // a program of another module
+			add(info.Main.Path, info.Main.Version, info.Main.Sum)
+		}
 		for _, m := range info.Deps {
 			if m.Replace != nil {
 				m = m.Replace

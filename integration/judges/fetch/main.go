@@ -22,7 +22,7 @@ import (
 var environments = []string{"requirements.txt", "engines.txt", "dynamo.txt", "dynamo-next.txt", "dynamo-mocker.txt",
 	"kubernetes.txt",
 	"mooncake.txt", "python-client.txt", "python-adapters.txt", "envoy.txt", "tokenizers.txt", "grpc.txt",
-	"openapi.txt", "sbom.txt", "agents.txt"}
+	"openapi.txt", "sbom.txt", "agents.txt", "release.txt"}
 
 func main() {
 	if err := fetch(os.Stderr); err != nil {

@@ -12,11 +12,23 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is the last release with a heading in CHANGELOG.md. Programs report it if they were not built as a release.
-const version = "v0.4.0"
+// Release is the last release, with the first heading of CHANGELOG.md. It is the only place of the number: `go generate
+// ./tools/release` writes it into the chart, the Python client and the pages, and TestVersionsOfFiles compares them.
+const Release = "v0.5.0"
+
+// development is the version of a build that is no release: the minor release after Release, with -dev.
+var development = nextMinor(Release) + "-dev"
+
+func nextMinor(release string) string {
+	var major, minor, patch int
+	if _, err := fmt.Sscanf(release, "v%d.%d.%d", &major, &minor, &patch); err != nil {
+		panic(err) // a constant
+	}
+	return fmt.Sprintf("v%d.%d.0", major, minor+1)
+}
 
 // Version returns the version of both programs, as nodes and their NATS service report it. It is the module's version
-// if the toolchain has it, as for `go install ...@v0.5.0` and for a build at a tag, otherwise the last release.
+// for `go install ...@v0.5.0` and for an unmodified build at a tag. All other builds are development builds.
 func Version() string { return thisBuild().Version }
 
 // build is the output of `version --json`. Commit and Time are empty if the toolchain had no repository.
@@ -32,7 +44,7 @@ type build struct {
 var thisBuild = sync.OnceValue(func() build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return build{Version: version, Go: runtime.Version()}
+		return build{Version: development, Go: runtime.Version()}
 	}
 	return readBuild(info)
 })
@@ -41,13 +53,13 @@ var thisBuild = sync.OnceValue(func() build {
 var untagged = regexp.MustCompile(`[-.](\d{14})-([0-9a-f]{12})$`)
 
 func readBuild(info *debug.BuildInfo) build {
-	b := build{Version: version, Go: info.GoVersion}
+	b := build{Version: development, Go: info.GoVersion}
 	module, modified := strings.CutSuffix(info.Main.Version, "+dirty")
 	if m := untagged.FindStringSubmatch(module); m != nil {
 		if t, err := time.Parse("20060102150405", m[1]); err == nil {
 			b.Commit, b.Time = m[2], t.Format(time.RFC3339)
 		}
-	} else if strings.HasPrefix(module, "v") {
+	} else if strings.HasPrefix(module, "v") && !modified {
 		b.Version = module
 	}
 	b.Modified = modified
