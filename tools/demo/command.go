@@ -37,6 +37,9 @@ With --l3 the engines put evicted blocks into a shared store: a built-in Mooncak
 master with a real client. The answers then include the blocks in the store and the blocks that a worker would load by
 the rules of SGLang's HiCache. The demonstration compares them too.
 
+Times to the first token are simulated in virtual time, because the engines compute nothing: the same requests, chosen
+by kvatlas, by sticky sessions and by the least load, on engines with the measured speed of vLLM.
+
 Standard error shows the progress: a changing line on a terminal, otherwise a line every two seconds.
 
 The exit status is 0 only if every answer was equal to the twin's and no event is missing.`,
@@ -104,7 +107,7 @@ The exit status is 0 only if every answer was equal to the twin's and no event i
 		if asJSON {
 			err = cli.PrintJSON(os.Stdout, result)
 		} else {
-			err = printResult(os.Stdout, result)
+			err = printResult(os.Stdout, result, cfg)
 		}
 		if err == nil && !result.Good() {
 			err = fmt.Errorf("answers or events are wrong: %d of %d answers equal, %d events lost %s",
@@ -159,7 +162,7 @@ func hitRate(rate, imbalance float64) string {
 	return fmt.Sprintf("%.1f%%, %.2f x the mean", 100*rate, imbalance)
 }
 
-func printResult(w io.Writer, r *Result) error {
+func printResult(w io.Writer, r *Result, cfg Config) error {
 	rows := [][]any{
 		{"blocks announced", r.BlocksAnnounced},
 		{"blocks applied", r.BlocksApplied},
@@ -188,5 +191,12 @@ func printResult(w io.Writer, r *Result) error {
 				100*float64(l.TokensLoaded)/float64(max(1, l.TokensMissed)), l.Requests, r.Requests)},
 		)
 	}
-	return cli.Table(w, []string{"kvatlas demo", fmt.Sprintf("%d requests in %.1f s", r.Requests, r.Seconds)}, rows)
+	err := cli.Table(w, []string{"kvatlas demo", fmt.Sprintf("%d requests in %.1f s", r.Requests, r.Seconds)}, rows)
+	if err == nil && r.TTFT != nil {
+		err = r.TTFT.print(w, cfg.Engines)
+	}
+	if err != nil {
+		return err
+	}
+	return printNext(w, cfg.Program)
 }

@@ -82,6 +82,8 @@ type Result struct {
 	// only with a shared store; the checked answers then include the store
 	L3 *L3Result `json:"l3,omitempty"`
 
+	TTFT *TTFT `json:"ttft,omitempty"` // simulated, in ms; absent with a shared store
+
 	FirstDifference string `json:"first_difference,omitempty"` // between an answer and the twin's
 }
 
@@ -166,6 +168,11 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	if s.l3 != nil {
 		s.result.L3 = &s.l3.result
+	} else {
+		s.tell("simulating times", len(cfg.Requests))
+		if s.result.TTFT, err = simulateTTFT(ctx, cfg); err != nil {
+			return nil, err
+		}
 	}
 	s.result.Seconds = time.Since(begun).Seconds()
 	return &s.result, ctx.Err()

@@ -1,7 +1,8 @@
-// Command release builds the release files. Every platform has an archive with both programs, manual
-// pages, completions and the licence, and on Linux systemd's units. Container images for Linux, the Helm chart and the Python client (wheel
-// and source distribution) follow. Every archive and image has a bill of materials (CycloneDX). SHA256SUMS has the
-// hashes of all files. Equal commits and Go versions give equal bytes on every machine. Nothing is uploaded.
+// Command release builds the release files. Every platform has an archive with both programs, manual pages, completions
+// and the licence, and on Linux systemd's units. The other files are container images for Linux, the Helm chart and the
+// Python client (wheel and source distribution). Every archive and image has a bill of materials (CycloneDX).
+// SHA256SUMS has the hashes of all files. Equal commits and Go versions give equal bytes on every machine. The command
+// uploads nothing.
 //
 //	go run ./tools/release [--out bin/release] [--parts archives,images,chart,python]
 //		[--platforms linux/amd64,linux/arm64,darwin/amd64,darwin/arm64]

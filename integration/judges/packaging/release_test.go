@@ -41,9 +41,9 @@ func repository(t *testing.T, dir string) {
 	run(t, dir, env, "git", "-c", "user.name=n", "-c", "user.email=n@example.org", "commit", "-q", "-m", "all files")
 }
 
-// TestRelease builds a release of this platform twice, in two folders. The bytes must be equal, with the sums in
-// SHA256SUMS. The archive has all files for users, the programs run, and the bill of materials is valid and lists every
-// module of the programs.
+// TestRelease builds a release of this platform twice, in two folders, without the container images. The bytes must be
+// equal, with the sums in SHA256SUMS. The archive has all files for users, the programs run, and the bill of materials
+// is valid and lists every module of the programs. Chart and Python client have the programs' version.
 func TestRelease(t *testing.T) {
 	platform := runtime.GOOS + "/" + runtime.GOARCH
 	outs, dirs := []string{t.TempDir(), t.TempDir()}, []string{t.TempDir(), filepath.Join(t.TempDir(), "elsewhere")}
@@ -51,7 +51,8 @@ func TestRelease(t *testing.T) {
 	run(t, dirs[0], nil, "git", "clone", "-q", dirs[0], dirs[1])
 	for i, out := range outs {
 		dir := dirs[i]
-		run(t, dir, nil, "go", "run", "./tools/release", "--platforms", platform, "--out", filepath.Join(out, "r"))
+		run(t, dir, nil, "go", "run", "./tools/release", "--platforms", platform, "--parts", "archives,chart,python",
+			"--out", filepath.Join(out, "r"))
 	}
 	files := func(out string) (names []string, texts map[string]string) {
 		texts = map[string]string{}
@@ -70,7 +71,7 @@ func TestRelease(t *testing.T) {
 	}
 	names, texts := files(outs[0])
 	others, again := files(outs[1])
-	if !slices.Equal(names, others) || len(names) != 3 {
+	if !slices.Equal(names, others) || len(names) != 6 {
 		t.Fatalf("two releases of the same files are %q and %q", names, others)
 	}
 	for _, name := range names {
@@ -80,7 +81,9 @@ func TestRelease(t *testing.T) {
 	}
 	run(t, filepath.Join(outs[0], "r"), nil, "sha256sum", "--check", "--strict", "SHA256SUMS")
 
-	i := slices.IndexFunc(names, func(name string) bool { return strings.HasSuffix(name, ".tar.gz") })
+	i := slices.IndexFunc(names, func(name string) bool {
+		return strings.HasPrefix(name, "kvatlas_") && strings.HasSuffix(name, ".tar.gz")
+	})
 	name := strings.TrimSuffix(names[i], ".tar.gz")
 	if !strings.HasSuffix(name, "_"+strings.ReplaceAll(platform, "/", "_")) || strings.Contains(name, "modified") {
 		t.Errorf("the archive is called %s", name)
@@ -109,10 +112,15 @@ func TestRelease(t *testing.T) {
 	for _, c := range bill.Components {
 		listed[c.Name] = c.Version
 	}
+	version, commit, _ := strings.Cut(strings.Split(name, "_")[1], "-dev-")
+	if version += "-dev"; len(commit) != 12 {
+		t.Errorf("the archive is called %s", name)
+	}
+	checkPackages(t, filepath.Join(outs[0], "r"), strings.TrimSuffix(version, "-dev"), commit)
 	for _, program := range []string{"indexer", "worker-shim"} {
 		file := filepath.Join(dir, "bin", program)
-		if said := run(t, dir, nil, file, "version"); !strings.HasPrefix(said, program+" v") {
-			t.Errorf("output of %s version: %s", program, said)
+		if said := run(t, dir, nil, file, "version"); !strings.HasPrefix(said, program+" v"+version+", commit ") {
+			t.Errorf("output of %s version: %s, the release is %s", program, said, version)
 		}
 		info, err := buildinfo.ReadFile(file)
 		if err != nil {
@@ -136,5 +144,28 @@ print(v.validate_str(text), v.validate_str(text.replace('"purl"', '"url"')) is n
 	python := pyenv.PythonWith(t, "sbom.txt")
 	if said := run(t, dir, nil, python, "-c", validate, filepath.Join(dir, "sbom.cdx.json")); said != "None True\n" {
 		t.Errorf("CycloneDX' schema, for the bill and for an invalid bill: %s", said)
+	}
+}
+
+// checkPackages unpacks the chart and installs the wheel of a development build, and compares their versions.
+func checkPackages(t *testing.T, out, version, commit string) {
+	t.Helper()
+	dir := t.TempDir()
+	run(t, dir, nil, "tar", "-xzf", filepath.Join(out, "kvatlas-"+version+"-dev-"+commit+".tgz"))
+	for name, line := range map[string]string{"Chart.yaml": "\nappVersion: v" + version + "-dev-" + commit + "\n",
+		"values.yaml": "\n  tag: " + version + "-dev-" + commit + " "} {
+		text, err := os.ReadFile(filepath.Join(dir, "kvatlas", name))
+		if err != nil || !strings.Contains(string(text), line) {
+			t.Errorf("the chart's %s has no line %q: %v", name, line, err)
+		}
+	}
+	python := pyenv.PythonWith(t, "python-client.txt")
+	wheel := filepath.Join(out, "kvatlas-"+version+".dev0+"+commit+"-py3-none-any.whl")
+	run(t, dir, []string{"PIP_NO_INDEX=1"}, python, "-m", "pip", "install", "-q", "--no-deps", "--target", "installed",
+		wheel)
+	const show = "import importlib.metadata, kvatlas; print(importlib.metadata.version('kvatlas'), kvatlas.Client.__name__)"
+	said := run(t, dir, []string{"PYTHONPATH=installed"}, python, "-c", show)
+	if want := version + ".dev0+" + commit + " Client\n"; said != want {
+		t.Errorf("the installed client is %q, want %q", said, want)
 	}
 }
