@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build release images demo demo-gateway test judges kube real-vllm gpu-fleet soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
+.PHONY: help build release images site demo demo-gateway test judges kube real-vllm gpu-fleet soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ images: ## build the container images for linux/amd64 and linux/arm64 into bin/i
 	@if docker info >/dev/null 2>&1; then \
 	  for i in kvatlas nats; do docker load -q -i bin/images/$$i-$$(go env GOARCH).tar || exit 1; done; \
 	else echo "docker does not run; bin/images has the archives for docker load, podman load or ctr images import"; fi
+
+site: ## render the documentation as a static site with a search into bin/site
+	go run ./tools/site
 
 demo: ## run the demonstration
 	go run ./cmd/indexer demo
