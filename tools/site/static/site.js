@@ -70,11 +70,13 @@
   });
   document.addEventListener("keydown", e => {
     if (e.key === "/" && document.activeElement !== box) {
-      e.preventDefault();
-      box.focus();
+      e.preventDefault(); // the browser's own search
     } else if (e.key === "Escape") {
       found.hidden = true;
       box.blur();
     }
+  });
+  document.addEventListener("keyup", e => { // at keydown, the box would get the key too
+    if (e.key === "/" && document.activeElement !== box) box.focus();
   });
 })();
