@@ -3,6 +3,7 @@ package harness
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -70,11 +71,7 @@ func Program(t testing.TB, name string) string {
 		if programs.dir, programs.err = os.MkdirTemp("", "kvatlas-programs-"); programs.err != nil {
 			return
 		}
-		out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", programs.dir+"/", Module+"cmd/indexer",
-			Module+"cmd/worker-shim", "github.com/nats-io/nats-server/v2").CombinedOutput()
-		if err != nil {
-			programs.err = fmt.Errorf("go build: %w\n%s", err, out)
-		}
+		programs.err = buildPrograms(programs.dir)
 	})
 	if programs.err != nil {
 		t.Fatal(programs.err)
@@ -89,6 +86,80 @@ func Program(t testing.TB, name string) string {
 		}
 	}
 	return filepath.Join(programs.dir, name)
+}
+
+// buildPrograms builds the programs into a folder in the cache of the user, which all test packages of a work tree share,
+// and links them into dir. Only the first package links the programs: go build leaves a file that is up to date. A later
+// build replaces files and does not change the links.
+func buildPrograms(dir string) error {
+	root, err := moduleRoot()
+	if err != nil {
+		return err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return err
+	}
+	shared := filepath.Join(cache, "kvatlas", "programs", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:16])
+	if err := os.MkdirAll(shared, 0o755); err != nil {
+		return err
+	}
+	lock, err := lockFile(filepath.Join(shared, "lock"))
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	bin := filepath.Join(shared, "bin")
+	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin+"/", Module+"cmd/indexer",
+		Module+"cmd/worker-shim", "github.com/nats-io/nats-server/v2").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return linkFiles(bin, dir)
+}
+
+// lockFile opens a file with an exclusive lock, which ends with Close or with the process.
+func lockFile(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// linkFiles makes hard links to all files of a folder, or copies on another file system.
+func linkFiles(from, to string) error {
+	files, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		source, target := filepath.Join(from, file.Name()), filepath.Join(to, file.Name())
+		if os.Link(source, target) == nil {
+			continue
+		}
+		data, err := os.ReadFile(source)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(target, data, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moduleRoot returns the folder of go.mod.
+func moduleRoot() (string, error) {
+	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(gomod))), nil
 }
 
 // beforeCommit is the last commit of the previous version.
@@ -115,11 +186,11 @@ func Before(t testing.TB, name string) string {
 }
 
 func buildBefore(dir string) error {
-	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	root, err := moduleRoot()
 	if err != nil {
-		return fmt.Errorf("go env GOMOD: %w", err)
+		return err
 	}
-	root, source := filepath.Dir(strings.TrimSpace(string(gomod))), filepath.Join(dir, "source")
+	source := filepath.Join(dir, "source")
 	if err := os.MkdirAll(source, 0o700); err != nil {
 		return err
 	}
@@ -145,11 +216,10 @@ func buildBefore(dir string) error {
 // dependOnSources reads all source folders of the programs. go test caches a result while the files opened by the test
 // are unchanged, but does not see the build of the programs.
 func dependOnSources() error {
-	gomod, err := exec.Command("go", "env", "GOMOD").Output()
+	root, err := moduleRoot()
 	if err != nil {
-		return fmt.Errorf("go env GOMOD: %w", err)
+		return err
 	}
-	root := filepath.Dir(strings.TrimSpace(string(gomod)))
 	for _, dir := range []string{"cmd", "internal", "pkg"} {
 		if err := filepath.WalkDir(filepath.Join(root, dir),
 			func(_ string, _ fs.DirEntry, err error) error { return err }); err != nil {
