@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/internal/base/ops"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -418,7 +419,7 @@ func TestDigits(t *testing.T) {
 		}
 		return v, min(n, most)
 	}
-	for range 300_000 {
+	for range testkit.Rounds(300_000) {
 		b := make([]byte, rng.IntN(40))
 		for i := range b {
 			b[i] = byte('0' + rng.IntN(10))

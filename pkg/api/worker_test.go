@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
 	"github.com/kvatlas/kvatlas/internal/base/ops"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -148,7 +149,7 @@ func randomSpec(rng *rand.Rand) (s WorkerSpec) {
 // ranks equals a count. The twin merges the JSON of two specs.
 func TestSpecsAtRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 1))
-	for range 2000 {
+	for range testkit.Rounds(2000) {
 		a, b := randomSpec(rng), randomSpec(rng)
 		for _, contentType := range []string{JSON, MsgPack} {
 			sent := &WorkerChange{Instance: "w", WorkerSpec: a}

@@ -12,6 +12,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 var casesFile = flag.String("coordinator.cases", "testdata/coordinator-cases.jsonl",
@@ -270,7 +272,7 @@ func TestWorkGrowsWithGroups(t *testing.T) {
 // TestHitIsTheBestThereIs compares hits without EAGLE with an exhaustive search.
 func TestHitIsTheBestThereIs(t *testing.T) {
 	rng := rand.New(rand.NewPCG(10, 11))
-	for range 5000 {
+	for range testkit.Rounds(5000) {
 		l := Layout{SchedulerBlockSize: 8, HashBlockSize: 2}
 		n := rng.IntN(30)
 		var present [][]bool

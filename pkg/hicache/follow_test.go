@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestFollowAgainstAll compares Follow with a lookup of all pages: the loads and the reasons are equal, for stores with
@@ -17,7 +19,7 @@ import (
 // only soundings.
 func TestFollowAgainstAll(t *testing.T) {
 	asked, whole := 0, 0
-	for seed := range uint64(1000) {
+	for seed := range uint64(testkit.Rounds(1000)) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		pages := 1 + rng.IntN([]int{20, 400, 2500}[rng.IntN(3)])
 		l := lane(pages)

@@ -4,12 +4,14 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestMapAgainstController compares Map and Rule with a controller that walks batch by batch.
 func TestMapAgainstController(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for range 3000 {
+	for range testkit.Rounds(3000) {
 		n := rng.IntN(400)
 		present, known, pages := NewBitmap(n), NewBitmap(n).fill(n), make([]bool, n)
 		density := []float64{rng.Float64(), 0.99, 1}[rng.IntN(3)]

@@ -3,6 +3,8 @@ package hicache
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // onlyLane returns the only lane of a configuration.
@@ -44,7 +46,7 @@ func restorable(pages int, kv []bool, pools []Pool, there [][]bool) int {
 func TestTrailingAgainstTwin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(23, 7))
 	groups, loaded := 0, 0
-	for range 20_000 {
+	for range testkit.Rounds(20_000) {
 		pages := 1 + rng.IntN(40)
 		mask := func(missing int) (list []bool, present Bitmap) {
 			present = NewBitmap(pages)
@@ -106,7 +108,7 @@ func TestTrailingAgainstTwin(t *testing.T) {
 			t.Fatalf("at least 5: %d %s, want %d", got, why, want)
 		}
 	}
-	if groups < 1000 || loaded < 1000 {
+	if least := testkit.Rounds(1000); groups < least || loaded < least {
 		t.Errorf("pools limit only %d, %d load pages", groups, loaded)
 	}
 }

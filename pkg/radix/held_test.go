@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -17,7 +18,7 @@ func TestEachHeld(t *testing.T) {
 		tier  events.Tier
 		block events.BlockHash
 	}
-	for seed := range uint64(6) {
+	for seed := range uint64(testkit.Rounds(6)) {
 		r := rand.New(rand.NewPCG(seed, 11))
 		x := New(Config{})
 		var ranks []RankID

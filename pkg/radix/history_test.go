@@ -304,6 +304,7 @@ func TestWindowsInATree(t *testing.T) {
 
 // TestEndsAreKnown: in the fleets of hybridCases, the writer resolves all ends.
 func TestEndsAreKnown(t *testing.T) {
+	testkit.Sequential(t)
 	for _, c := range hybridCases() {
 		if c.ranks > 64 || len(c.groups) == 0 || c.keeps == "holes" {
 			continue

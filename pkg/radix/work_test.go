@@ -117,6 +117,7 @@ func TestBranchEverywhere(t *testing.T) {
 // TestWideFanOut: very many prompts that differ in the first block, and very many children of a block, leave in any
 // order.
 func TestWideFanOut(t *testing.T) {
+	testkit.Sequential(t)
 	for name, deep := range map[string]bool{"roots": false, "children": true} {
 		x := New(Config{MaxTombstones: -1})
 		id := x.AddRank(0, 16)
@@ -154,6 +155,7 @@ func TestWideFanOut(t *testing.T) {
 // TestAlternatingHoles: every other block leaves and returns, for many ranks. The holes need bitmaps, and no more
 // nodes.
 func TestAlternatingHoles(t *testing.T) {
+	testkit.Sequential(t)
 	x := New(Config{})
 	const n, ranks = 1000, 100
 	locals, names := chain(1, n)
@@ -277,6 +279,7 @@ func TestNamesOfOneHash(t *testing.T) {
 
 // TestOrphans: unlimited orphans and removals stay within the limits.
 func TestOrphans(t *testing.T) {
+	testkit.Sequential(t)
 	x := New(Config{MaxPending: 1000, MaxTombstones: 100})
 	id := x.AddRank(0, 16)
 	var c Counts

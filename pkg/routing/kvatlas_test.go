@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -82,7 +83,7 @@ func expectedTwin(r *Request, all []Candidate, i int) (cost, tokens float64) {
 func TestExpectedLikeItsTwin(t *testing.T) {
 	t.Parallel()
 	var scratch Scratch
-	for seed := range uint64(3000) {
+	for seed := range uint64(testkit.Rounds(3000)) {
 		rng := rand.New(rand.NewPCG(seed, 36))
 		config := DefaultConfig()
 		config.HostCacheHitWeight, config.DiskCacheHitWeight = rng.Float64(), rng.Float64()

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
@@ -384,6 +385,7 @@ func TestReaderAllocatesNothing(t *testing.T) {
 
 // TestEnginesAgreeWithLists compares an engine with a plain list in order of use, or of copies.
 func TestEnginesAgreeWithLists(t *testing.T) {
+	testkit.Sequential(t)
 	reqs := trace.Generate(trace.Options{Seed: 5, Requests: 600, Clump: 1})
 	for _, capacity := range []int{1, 7, 60, 1000} {
 		e := newEngine(LRU, 0)

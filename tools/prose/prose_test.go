@@ -5,10 +5,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // TestProseMeetsTheLimits counts the words of the whole repository.
 func TestProseMeetsTheLimits(t *testing.T) {
+	testkit.Sequential(t)
 	report, err := Count("../..")
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
@@ -331,7 +332,7 @@ func TestEngineAgainstNaive(t *testing.T) {
 
 // TestEngineEvents checks that an index of an engine's events has the content of the engine's memory after every step.
 func TestEngineEvents(t *testing.T) {
-	for seed := range uint64(30) {
+	for seed := range uint64(testkit.Rounds(30)) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		cfg := small(rng)
 		if seed%2 == 1 {

@@ -226,6 +226,7 @@ func TestCapacity73(t *testing.T) {
 // TestAmpleMemory checks that exact knowledge has no advantage over a router with whole prompts if every worker has
 // ample memory.
 func TestAmpleMemory(t *testing.T) {
+	testkit.Sequential(t)
 	w := Capacity73(1, 64, []float64{20})
 	rep, err := Compare(t.Context(), Options{Workloads: []Workload{w}, Arms: []Arm{ArmApproxLRU, ArmExactShared},
 		Routers: []int{1}, Ratios: []float64{0.5, 4}, Seed: 1, Routing: routing.DefaultConfig()})

@@ -41,9 +41,10 @@ func popular(seed uint64, requests, workers int) Workload {
 // TestWarmUpOfPopularPrompt runs a popular system prompt at 0.7 and 0.9 of the saturating rate: with copies of hot
 // prefixes, the mean TTFT is at most half.
 func TestWarmUpOfPopularPrompt(t *testing.T) {
+	testkit.Sequential(t)
 	t.Parallel()
 	for _, load := range []float64{0.7, 0.9} {
-		for seed := range uint64(testkit.Rounds(2)) {
+		for seed := range uint64(2) {
 			w := popular(seed+1, 1000, 8)
 			without, with, copies := warmed(t, w.AtRate(load*w.SaturatingRate(8)))
 			t.Logf("load %.1f, seed %d: mean TTFT %.0f ms without and %.0f ms with %d copies", load, seed, without, with,

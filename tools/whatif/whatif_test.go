@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/operate/recording"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -126,7 +127,7 @@ func run(tb testing.TB, o Options) *Report {
 func TestTwin(t *testing.T) {
 	t.Parallel()
 	t.Logf("seed %d", *seed)
-	for round := range uint64(10) {
+	for round := range uint64(testkit.Rounds(10)) {
 		rng := rand.New(rand.NewPCG(*seed, round))
 		blocks := 70 + rng.IntN(300)
 		for _, workers := range []int{1, 3} {
@@ -157,7 +158,7 @@ func TestTwin(t *testing.T) {
 func TestSpans(t *testing.T) {
 	t.Parallel()
 	t.Logf("seed %d", *seed)
-	for round := range uint64(10) {
+	for round := range uint64(testkit.Rounds(10)) {
 		const workers, blocks = 4, 150
 		caches := map[int][]uint64{}
 		tr := generate(rand.New(rand.NewPCG(*seed, 200+round)), 1000, workers, 512, func(w int, p []uint64) (hit int) {
@@ -195,7 +196,7 @@ func TestNames(t *testing.T) {
 		}
 		return most
 	}
-	for round := range uint64(10) {
+	for round := range uint64(testkit.Rounds(10)) {
 		held := map[uint64]bool{}
 		tr := generate(rand.New(rand.NewPCG(*seed, 100+round)), 300, 1, 512, func(_ int, p []uint64) (n int) {
 			for n < len(p) && held[p[n]] {

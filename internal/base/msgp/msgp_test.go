@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/tools/randval"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -97,7 +98,7 @@ func sameValue(a, b any) bool {
 // any truncation.
 func TestReaderTwin(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	for i := range 1500 {
+	for i := range testkit.Rounds(1500) {
 		var buffer bytes.Buffer
 		e := msgpack.NewEncoder(&buffer)
 		e.UseCompactInts(i%2 == 0)
@@ -132,7 +133,7 @@ func TestReaderTwin(t *testing.T) {
 // TestWriterTwin: another library reads the output of this package with the same result.
 func TestWriterTwin(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
-	for range 3000 {
+	for range testkit.Rounds(3000) {
 		v, s, flag, n := randval.Int(r), string(randval.Bytes(r)), r.IntN(2) == 0, r.IntN(100_000)
 		var b []byte
 		b = AppendArrayHead(b, 5)
@@ -168,7 +169,7 @@ func TestWriterTwin(t *testing.T) {
 
 func TestReaderTokens(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
-	for range 3000 {
+	for range testkit.Rounds(3000) {
 		want := make([]uint32, r.IntN(60))
 		for i := range want {
 			want[i] = uint32(randval.Int(r))

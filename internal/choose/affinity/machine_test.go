@@ -90,7 +90,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 	var counts [4]int
 	refused := map[error]int{}
 	unbound := 0
-	for step := range 30_000 {
+	for step := range testkit.Rounds(30_000) {
 		key := session(rng.IntN(40))
 		switch rng.IntN(5) {
 		case 4: // end a session
@@ -176,10 +176,12 @@ func TestMachineAgainstTwin(t *testing.T) {
 		}
 	}
 	t.Log(counts, unbound, refused, m.Counts)
-	if unbound < 100 {
+	least := testkit.Rounds(100)
+	if unbound < least {
 		t.Errorf("%d sessions have been ended", unbound)
 	}
-	if slices.Min(counts[:]) < 100 || refused[ErrFull] < 10 || refused[ErrElsewhere] < 100 || m.Counts.Expired < 100 {
+	if slices.Min(counts[:]) < least || refused[ErrFull] < testkit.Rounds(10) || refused[ErrElsewhere] < least ||
+		m.Counts.Expired < uint64(least) {
 		t.Errorf("%v, %v, %+v", counts, refused, m.Counts)
 	}
 }

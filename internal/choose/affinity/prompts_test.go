@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -59,7 +60,7 @@ func TestPromptsAgainstTwin(t *testing.T) {
 		return longest
 	}
 	var past []string
-	for step := range 30_000 {
+	for step := range testkit.Rounds(30_000) {
 		model := fmt.Sprint("m", rng.IntN(2))
 		switch rng.IntN(4) {
 		case 0: // wait
@@ -138,7 +139,7 @@ func TestPromptsAgainstTwin(t *testing.T) {
 	}
 	t.Log(counts, m.Counts)
 	for _, what := range []string{"unclear", "full", "short", "how 1", "how 2", "how 3"} {
-		if counts[what] < 50 {
+		if counts[what] < testkit.Rounds(50) {
 			t.Errorf("%s: %d times", what, counts[what])
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -56,7 +57,7 @@ func (t engineTwin) use(now time.Duration, key events.RankKey) (u EngineUse) {
 func TestEngines(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 5))
-	for range 200 {
+	for range testkit.Rounds(200) {
 		e, twin, now := NewEngines(), engineTwin{}, time.Duration(0)
 		number := func() *uint64 {
 			if rng.IntN(2) == 0 {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -100,7 +101,7 @@ func TestForeignRequests(t *testing.T) {
 
 // TestForeignRequestsTwin applies random changes and compares each rank's load with a map of requests.
 func TestForeignRequestsTwin(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(testkit.Rounds(20)) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		m, f := Model{Name: "m"}, newForeign(Limits{}, 4)
 		type request struct {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/shared"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -108,7 +109,7 @@ func history(seed uint64, tables *Counts, replicas *shared.Counts) error {
 func TestEventsSuffice(t *testing.T) {
 	w := quiet(t, 4)
 	w.Delay = 1 // messages of a node keep their order
-	for range 1000 {
+	for range testkit.Rounds(1000) {
 		w.op()
 		w.Run(10 * time.Millisecond) // to the writer, and from the writer to all nodes
 		if err := w.check(0); err != nil {

@@ -101,12 +101,12 @@ func ranksOf(instance events.WorkerID, n int, endpoint string) (list []registry.
 
 func every(registry.Record) bool { return true }
 
-// TestRegisterRanks registers the maximum number of ranks of a worker. A single call then removes the ranks, before
-// most shims have started. No key remains.
+// TestRegisterRanks registers the maximum number of ranks of a worker, or an eighth under the race detector. A single
+// call then removes the ranks, before most shims have started. No key remains.
 func TestRegisterRanks(t *testing.T) {
 	s := newShimSite(t)
 	endpoint := "tcp://" + loopback.Reserve(t)
-	const n = 4096
+	n := testkit.Rounds(4096)
 	lease, _, err := s.shims.keys(events.RankKey{Instance: "big"})
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestRegisterGivenUp(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		left := &countdown{Context: ctx, cancel: cancel}
 		left.n.Store(int64(after * after))
-		err := s.shims.Register(left, ranksOf(events.WorkerID(instance), 600, endpoint)...)
+		err := s.shims.Register(left, ranksOf(events.WorkerID(instance), testkit.Rounds(600), endpoint)...)
 		if cancel(); err == nil {
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -39,6 +40,7 @@ func TestSetAsText(t *testing.T) {
 // TestMovementIsBounded compares owners before and after a node joins. The older nodes acquire nothing new, and the
 // loads differ little.
 func TestMovementIsBounded(t *testing.T) {
+	testkit.Sequential(t)
 	const partitions = 4096
 	var nodes []string
 	for n := 1; n <= 32; n++ {

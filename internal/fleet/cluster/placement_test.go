@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -40,6 +41,7 @@ func naiveOwners(nodes []string, zones map[string]string, p events.Partition, co
 // possible. Only a new node acquires additional partitions, and for a partition of a removed node only one other
 // node does.
 func TestZones(t *testing.T) {
+	testkit.Sequential(t)
 	const partitions = 32
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -109,6 +111,7 @@ func TestZones(t *testing.T) {
 
 // TestLoadOfZones checks the number of partitions per node in zones of equal and of different sizes.
 func TestLoadOfZones(t *testing.T) {
+	testkit.Sequential(t)
 	const partitions = 16384
 	for _, c := range []struct {
 		sizes []int     // of zones

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -116,7 +117,7 @@ func (w *network) play(t *testing.T, r *Round, now time.Duration, wanted []Wante
 // TestRoundsTakeWhatCanBeHad plays random rounds on random networks: the answered partitions equal the reachable ones,
 // and the rest is missing.
 func TestRoundsTakeWhatCanBeHad(t *testing.T) {
-	seeds := uint64(4000)
+	seeds := uint64(testkit.Rounds(4000))
 	if testing.Short() {
 		seeds = 400
 	}

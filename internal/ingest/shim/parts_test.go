@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/internal/base/msgp"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -40,6 +41,7 @@ func largeMessages(size int) map[string]struct {
 // TestLargeMessagesTakeLittleMemory checks that the decoded events of a message wait in parts, for any kind of large
 // message. A killed shim continues between two batches of the message, and the last batch has the message's cursor.
 func TestLargeMessagesTakeLittleMemory(t *testing.T) {
+	testkit.Sequential(t)
 	const size = 8 << 20
 	for name, large := range largeMessages(size) {
 		t.Run(name, func(t *testing.T) {
@@ -114,6 +116,7 @@ func liveHeap() int {
 // TestSnapshotsAndHeldMessagesTakeLittleMemory processes large messages, held until the end of a replay with a
 // snapshot, and the messages of the snapshot. Other calls in between do not change the order.
 func TestSnapshotsAndHeldMessagesTakeLittleMemory(t *testing.T) {
+	testkit.Sequential(t)
 	const size = 4 << 20
 	large := largeMessages(size)["clears"]
 	m := NewMachine(Identity{Model: "m", BlockSize: 2}, Limits{}, true, newDecoder(t))

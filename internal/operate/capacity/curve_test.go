@@ -13,6 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/trace"
 )
@@ -83,7 +84,7 @@ func traceRequests(reqs []trace.Request) (list []request) {
 // TestCurveMatchesCaches: without sampling, both curves are the hit rates of simulated caches, for every size, also
 // when the requests are divided among nodes and their samples are encoded.
 func TestCurveMatchesCaches(t *testing.T) {
-	for round := range 30 {
+	for round := range testkit.Rounds(30) {
 		r := rand.New(rand.NewPCG(*seed, uint64(round)))
 		list := randomRequests(r, 20+r.IntN(200))
 		logs := []*Log{NewLog(16, 1<<20), NewLog(16, 1<<20), NewLog(16, 1<<20)}

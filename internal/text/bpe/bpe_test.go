@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 const (
@@ -96,7 +98,7 @@ func naive(t *Tokenizer, s string) (ids []uint32) {
 
 // TestMerges compares with the naive twin, on random merges and texts.
 func TestMerges(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(testkit.Rounds(300)) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		tokens, w := []string{"a", "b", "c"}, world{}
 		for range 1 + rng.IntN(20) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/text/unicode/norm"
+
+	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
 // counting is a context that counts its checks, and ends after a number of checks; 0 means never.
@@ -25,6 +27,7 @@ func (c *counting) Err() error {
 
 // TestWork: a text is a single run of each pattern. Every stage checks the context and ends with the context.
 func TestWork(t *testing.T) {
+	testkit.Sequential(t)
 	const size = 1 << 20
 	for _, unit := range []string{"a", " ", "\n", "<", "1", "\u4e00", "e\u0301", "\u0301"} {
 		text := strings.Repeat(unit, size/len(unit))
