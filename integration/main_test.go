@@ -64,7 +64,7 @@ func startsGoroutines(file *ast.File) (found bool) {
 // TestConcurrentTests: the race detector runs some tests of this package, and not all.
 func TestConcurrentTests(t *testing.T) {
 	names := strings.Join(concurrentTests(), " ")
-	if !strings.Contains(names, "TestScatter") || strings.Contains(names, "TestDocs") {
+	if !strings.Contains(names, "TestTenants ") || strings.Contains(names, "TestDocs") {
 		t.Errorf("under the race detector: %s", names)
 	}
 }

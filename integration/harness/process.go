@@ -88,9 +88,9 @@ func Program(t testing.TB, name string) string {
 	return filepath.Join(programs.dir, name)
 }
 
-// buildPrograms builds the programs into a folder in the cache of the user, which all test packages of a work tree share,
-// and links them into dir. Only the first package links the programs: go build leaves a file that is up to date. A later
-// build replaces files and does not change the links.
+// buildPrograms builds the programs into a folder in the cache of the user, and makes hard links in dir. The test
+// packages of a work tree share the folder, so the linker runs once: go build keeps a program that is up to date. A
+// later build replaces the files of the folder, and does not change those of dir.
 func buildPrograms(dir string) error {
 	root, err := moduleRoot()
 	if err != nil {

@@ -415,8 +415,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestMatrix checks that a small matrix has all cells, and that a weak arm misses targets. The matrix is a quarter under
-// the race detector.
+// TestMatrix checks that a small matrix has all cells, and that a weak arm misses targets. The race detector runs a
+// quarter of the matrix.
 func TestMatrix(t *testing.T) {
 	t.Parallel()
 	hosts := []float64{0, 1}
