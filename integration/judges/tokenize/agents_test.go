@@ -18,7 +18,7 @@ import (
 
 var (
 	updateAgents = flag.Bool("agents.update", false, "write the golden vectors of internal/text/agents")
-	requests     = flag.Int("agents.requests", 2000, "random requests of each API")
+	requests     = flag.Int("agents.requests", 500, "random requests of each API, times -many")
 )
 
 // goldenRequests is the number of golden vectors of each API and template.
@@ -79,7 +79,7 @@ func TestConversions(t *testing.T) {
 	} {
 		var golden []map[string]any
 		var cases []agentCase
-		half := (*requests + 1) / 2 // the two templates share the requests
+		half := (*requests**many + 1) / 2 // the two templates share the requests
 		for api, request := range agentAPIs {
 			for range half {
 				cases = append(cases, agentCase{api, true, json.RawMessage(request(rng, true))})

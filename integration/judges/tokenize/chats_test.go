@@ -50,9 +50,9 @@ func TestTemplates(t *testing.T) {
 			}
 			continue
 		}
-		n := 400
+		n := 100 * *many
 		if must {
-			n = 2000
+			n = 500 * *many
 		}
 		rng := rand.New(rand.NewPCG(*seed, 3))
 		var cases []chatCase

