@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +36,7 @@ type Config struct {
 
 	BlockSize int // tokens; default 16
 	Capacity  int // blocks; default 1,000
+	Host      int // blocks of host memory, which receives evicted blocks; default none
 
 	// Buffer is how many messages are kept for replay; default 10,000.
 	Buffer int
@@ -66,10 +68,11 @@ type Announced struct {
 	Seq  events.EngineSeq // of the message with the event
 
 	Kind      events.Kind
+	Tier      events.Tier // stored, removed: Device or Host
 	HasParent bool
 	Parent    events.BlockHash   // of a stored event with HasParent
 	Blocks    []events.BlockHash // stored, removed
-	Tokens    []uint32           // stored: of all Blocks together
+	Tokens    []uint32           // stored on the device: of all Blocks together
 	Session   string             // stored: of the request; only releases with maps announce it
 }
 
@@ -84,10 +87,12 @@ type Engine struct {
 	router *zmtpserver.Router
 	seed   uint64
 	cache  *Cache
+	host   *Cache // nil: no host memory
 	seq    events.EngineSeq
 	kept   []kept
-	drops  []bool // an element for every dropped message: whether the message is kept for replay
-	gone   []events.BlockHash
+	drops  []bool             // an element for every dropped message: whether the message is kept for replay
+	gone   []events.BlockHash // these three are scratch
+	lost   []events.BlockHash // from host memory
 	names  []events.BlockHash
 
 	replays sync.WaitGroup // the goroutine for replay requests
@@ -119,6 +124,9 @@ func Start(ctx context.Context, cfg Config) (*Engine, error) {
 	if cfg.BlockSize < 1 || cfg.Capacity < 1 || cfg.Buffer < 1 {
 		return nil, fmt.Errorf("enginesim: block size %d, capacity %d and buffer %d must be positive", cfg.BlockSize,
 			cfg.Capacity, cfg.Buffer)
+	}
+	if cfg.Host < 0 {
+		return nil, fmt.Errorf("enginesim: host memory of %d blocks is negative", cfg.Host)
 	}
 	e := &Engine{cfg: cfg, ctx: ctx}
 	if err := e.up(); err != nil {
@@ -155,7 +163,10 @@ func (e *Engine) up() error {
 	if e.cfg.SeedPerLife {
 		e.seed = rand.Uint64()
 	}
-	e.cache = NewCache(e.cfg.Capacity)
+	e.cache, e.host = NewCache(e.cfg.Capacity), nil
+	if e.cfg.Host > 0 {
+		e.host = NewCache(e.cfg.Host)
+	}
 	e.seq, e.kept, e.drops = e.cfg.FirstSeq, nil, nil
 	return nil
 }
@@ -186,20 +197,36 @@ func (e *Engine) Serve(prompt, output []uint32) (hit int, err error) {
 // ServeSession is Serve for a request with a session id. Events of newly stored blocks have the id, as in vLLM from
 // 0.30 on.
 func (e *Engine) ServeSession(session string, prompt, output []uint32) (hit int, err error) {
+	hit, _, err = e.ServeTiers(session, prompt, output)
+	return hit, err
+}
+
+// ServeTiers is ServeSession for an engine with host memory. It also returns the number of the prompt's blocks that
+// follow in host memory. The engine copies these blocks to the device.
+func (e *Engine) ServeTiers(session string, prompt, output []uint32) (device, host int, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.pub == nil {
-		return 0, ErrDown
+		return 0, 0, ErrDown
 	}
 	tokens := append(prompt[:len(prompt):len(prompt)], output...)
 	size := e.cfg.BlockSize
 	e.names = AppendNames(e.names[:0], e.seed, size, tokens)
 	inPrompt := len(prompt) / size
-	held := e.cache.Hit(e.names)
+	device = e.cache.Hit(e.names)
+	if e.host != nil && device < inPrompt {
+		host = e.host.Hit(e.names[device:inPrompt])
+	}
+	step := e.stored(nil, session, tokens, device, inPrompt)
+	e.gone = e.cache.Use(e.names, e.gone[:0])
+	return min(device, inPrompt), host, e.announce(e.evicted(step))
+}
 
-	var step []Announced
+// stored appends the events of the names after the first held names, with a single event for the rest of the prompt.
+func (e *Engine) stored(step []Announced, session string, tokens []uint32, held, inPrompt int) []Announced {
+	size := e.cfg.BlockSize
 	store := func(from, to int) {
-		a := Announced{Kind: events.Stored, Session: session, Blocks: e.names[from:to:to],
+		a := Announced{Kind: events.Stored, Tier: events.Device, Session: session, Blocks: e.names[from:to:to],
 			Tokens: tokens[from*size : to*size : to*size]}
 		if from > 0 {
 			a.HasParent, a.Parent = true, e.names[from-1]
@@ -212,11 +239,29 @@ func (e *Engine) ServeSession(session string, prompt, output []uint32) (hit int,
 	for i := max(held, inPrompt); i < len(e.names); i++ {
 		store(i, i+1)
 	}
-	e.gone = e.cache.Use(e.names, e.gone[:0])
-	for i := range e.gone {
-		step = append(step, Announced{Kind: events.Removed, Blocks: e.gone[i : i+1 : i+1]})
+	return step
+}
+
+// evicted appends the events of the blocks that left the device, which move to host memory.
+func (e *Engine) evicted(step []Announced) []Announced {
+	add := func(kind events.Kind, tier events.Tier, list []events.BlockHash) {
+		for i := range list {
+			step = append(step, Announced{Kind: kind, Tier: tier, Blocks: list[i : i+1 : i+1]})
+		}
 	}
-	return min(held, inPrompt), e.announce(step)
+	if e.host != nil {
+		e.lost = e.lost[:0]
+		for i, name := range e.gone {
+			if !e.host.Holds(name) {
+				add(events.Stored, events.Host, e.gone[i:i+1])
+			}
+			n := len(e.lost)
+			e.lost = e.host.Use(e.gone[i:i+1], e.lost)
+			add(events.Removed, events.Host, e.lost[n:])
+		}
+	}
+	add(events.Removed, events.Device, e.gone)
+	return step
 }
 
 // Clear empties the cache and announces the clear.
@@ -227,6 +272,9 @@ func (e *Engine) Clear() error {
 		return ErrDown
 	}
 	e.cache.Clear()
+	if e.host != nil {
+		e.host.Clear()
+	}
 	return e.announce([]Announced{{Kind: events.Cleared}})
 }
 
@@ -338,6 +386,7 @@ type State struct {
 	Life    int
 	NextSeq events.EngineSeq
 	Blocks  []events.BlockHash // held, the least recently used first
+	Host    []events.BlockHash // the same of host memory
 	Dropped uint64             // messages lost by slow subscribers in this life
 }
 
@@ -351,6 +400,9 @@ func (e *Engine) State() State {
 	}
 	for b := range e.cache.All() {
 		s.Blocks = append(s.Blocks, b)
+	}
+	if e.host != nil {
+		s.Host = slices.Collect(e.host.All())
 	}
 	s.Dropped = e.pub.Stats().Dropped
 	return s

@@ -202,6 +202,86 @@ func TestServeTellsTheTruth(t *testing.T) {
 	}
 }
 
+// TestHostMemory runs a random load on an engine with host memory. The messages must be equal to the announced events.
+// Hits and held blocks must be equal to a twin of the events for each tier.
+func TestHostMemory(t *testing.T) {
+	for _, release := range []Release{VLLM026, VLLM023} {
+		t.Run(release.String(), func(t *testing.T) {
+			tr := &truth{}
+			e := start(t, Config{Release: release, Rank: 3, BlockSize: 4, Capacity: 20, Host: 30, Announced: tr.hear})
+			s := listen(t, e)
+			rng := rand.New(rand.NewPCG(13, 14))
+			held := map[events.Tier]map[events.BlockHash]bool{events.Device: {}, events.Host: {}}
+			seen, loaded := 0, 0
+			for range 400 {
+				prompt, output := randomPrompt(rng, 60), randomPrompt(rng, 8)
+				names := AppendNames(nil, 0, 4, prompt)
+				device := prefixOf(names, held[events.Device])
+				host := prefixOf(names[device:], held[events.Host])
+				onDevice, inHost, err := e.ServeTiers("", prompt, output)
+				if err != nil || onDevice != device || inHost != host {
+					t.Fatalf("hits %d and %d, %v; want %d and %d", onDevice, inHost, err, device, host)
+				}
+				loaded += host
+				if rng.IntN(100) == 0 {
+					if err := e.Clear(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for ; seen < len(tr.said); seen++ {
+					applyTier(t, held, tr.said[seen])
+				}
+				state := e.State()
+				if len(state.Blocks) != len(held[events.Device]) || len(state.Host) != len(held[events.Host]) ||
+					len(state.Host) > 30 || prefixOf(state.Blocks, held[events.Device]) < len(state.Blocks) ||
+					prefixOf(state.Host, held[events.Host]) < len(state.Host) {
+					t.Fatalf("the engine holds %x and %x, the twin %v", state.Blocks, state.Host, held)
+				}
+			}
+			if loaded < 100 {
+				t.Errorf("%d blocks were loaded: the test needs more", loaded)
+			}
+			var heard []Announced
+			for len(heard) < len(tr.said) {
+				heard = append(heard, decode(t, 1, "", next(t, s, zmtp.Data).Frames)...)
+			}
+			for i := range heard {
+				if len(heard[i].Tokens) == 0 {
+					heard[i].Tokens = nil
+				}
+			}
+			if !reflect.DeepEqual(heard, tr.said) {
+				t.Error("the messages differ from the announced events")
+			}
+		})
+	}
+}
+
+// prefixOf returns the number of leading names in a set.
+func prefixOf(names []events.BlockHash, set map[events.BlockHash]bool) (n int) {
+	for n < len(names) && set[names[n]] {
+		n++
+	}
+	return n
+}
+
+// applyTier applies an event to sets of blocks. A store of a held block and a removal of another block are errors.
+func applyTier(t *testing.T, held map[events.Tier]map[events.BlockHash]bool, a Announced) {
+	t.Helper()
+	if a.Kind == events.Cleared {
+		clear(held[events.Device])
+		clear(held[events.Host])
+	}
+	for _, b := range a.Blocks {
+		if stored := a.Kind == events.Stored; held[a.Tier][b] == stored {
+			t.Fatalf("%+v, and the block is held: %t", a, held[a.Tier][b])
+		}
+		if held[a.Tier][b] = true; a.Kind == events.Removed {
+			delete(held[a.Tier], b)
+		}
+	}
+}
+
 func hasTokens(held map[events.BlockHash][]uint32, tokens []uint32) bool {
 	for _, h := range held {
 		if slices.Equal(h, tokens) {

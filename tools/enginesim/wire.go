@@ -32,17 +32,28 @@ func (r Release) String() string {
 func (r Release) replayHasTopic() bool { return r == VLLM026 }
 
 const (
-	medium = "GPU"
-	kind   = "full_attention"
+	medium     = "GPU"
+	hostMedium = "CPU"
+	kind       = "full_attention"
 )
+
+// mediumOf returns the medium of an event.
+func mediumOf(e *Announced) string {
+	if e.Tier == events.Host {
+		return hostMedium
+	}
+	return medium
+}
 
 // appendEvent encodes an event. Maps omit nil fields with a default of nil. Arrays have all fields.
 func (r Release) appendEvent(b []byte, e Announced, blockSize int) []byte {
 	if r == VLLM023 {
 		return appendArrayEvent(b, e, blockSize)
 	}
-	switch e.Kind {
-	case events.Stored:
+	switch {
+	case e.Kind == events.Stored && e.Tier == events.Host:
+		return appendHostStored(b, e)
+	case e.Kind == events.Stored:
 		if e.Session == "" {
 			b = msgp.AppendMapHead(b, 11)
 		} else {
@@ -60,20 +71,43 @@ func (r Release) appendEvent(b []byte, e Announced, blockSize int) []byte {
 		b = appendNils(msgp.AppendStr(b, "extra_keys"), len(e.Blocks))
 		b = msgp.AppendUint(msgp.AppendStr(b, "group_idx"), 0)
 		return msgp.AppendStr(msgp.AppendStr(b, "kv_cache_spec_kind"), kind)
-	case events.Removed:
+	case e.Kind == events.Removed:
 		b = msgp.AppendMapHead(b, 4)
 		b = msgp.AppendStr(msgp.AppendStr(b, "type"), "BlockRemoved")
 		b = appendHashes(msgp.AppendStr(b, "block_hashes"), e.Blocks)
-		b = msgp.AppendStr(msgp.AppendStr(b, "medium"), medium)
+		b = msgp.AppendStr(msgp.AppendStr(b, "medium"), mediumOf(&e))
 		return msgp.AppendUint(msgp.AppendStr(b, "group_idx"), 0)
 	}
 	b = msgp.AppendMapHead(b, 1)
 	return msgp.AppendStr(msgp.AppendStr(b, "type"), "AllBlocksCleared")
 }
 
+// appendHostStored encodes a copy in host memory as the offloading connector does: names alone, with block_size 0 and
+// without the kind of attention.
+func appendHostStored(b []byte, e Announced) []byte {
+	b = msgp.AppendMapHead(b, 9)
+	b = msgp.AppendStr(msgp.AppendStr(b, "type"), "BlockStored")
+	b = appendHashes(msgp.AppendStr(b, "block_hashes"), e.Blocks)
+	b = msgp.AppendNil(msgp.AppendStr(b, "parent_block_hash"))
+	b = appendTokens(msgp.AppendStr(b, "token_ids"), nil)
+	b = msgp.AppendUint(msgp.AppendStr(b, "block_size"), 0)
+	b = msgp.AppendNil(msgp.AppendStr(b, "lora_id"))
+	b = msgp.AppendStr(msgp.AppendStr(b, "medium"), hostMedium)
+	b = msgp.AppendNil(msgp.AppendStr(b, "lora_name"))
+	return msgp.AppendUint(msgp.AppendStr(b, "group_idx"), 0)
+}
+
 func appendArrayEvent(b []byte, e Announced, blockSize int) []byte {
-	switch e.Kind {
-	case events.Stored:
+	switch {
+	case e.Kind == events.Stored && e.Tier == events.Host:
+		b = msgp.AppendStr(msgp.AppendArrayHead(b, 12), "BlockStored")
+		b = msgp.AppendNil(appendHashes(b, e.Blocks))
+		b = msgp.AppendUint(appendTokens(b, nil), 0)
+		b = msgp.AppendStr(msgp.AppendNil(b), hostMedium)
+		b = appendNilValues(b, 2)    // lora_name, extra_keys
+		b = msgp.AppendUint(b, 0)    // group_idx
+		return appendNilValues(b, 2) // kind, window
+	case e.Kind == events.Stored:
 		b = msgp.AppendStr(msgp.AppendArrayHead(b, 12), "BlockStored")
 		b = appendHashes(b, e.Blocks)
 		b = appendParent(b, e)
@@ -86,10 +120,10 @@ func appendArrayEvent(b []byte, e Announced, blockSize int) []byte {
 		b = msgp.AppendUint(b, 0)        // group_idx
 		b = msgp.AppendStr(b, kind)
 		return msgp.AppendNil(b) // kv_cache_spec_sliding_window
-	case events.Removed:
+	case e.Kind == events.Removed:
 		b = msgp.AppendStr(msgp.AppendArrayHead(b, 4), "BlockRemoved")
 		b = appendHashes(b, e.Blocks)
-		b = msgp.AppendStr(b, medium)
+		b = msgp.AppendStr(b, mediumOf(&e))
 		return msgp.AppendUint(b, 0) // group_idx
 	}
 	return msgp.AppendStr(msgp.AppendArrayHead(b, 1), "AllBlocksCleared")
@@ -129,8 +163,9 @@ func appendTokens(b []byte, tokens []uint32) []byte {
 	return b
 }
 
-func appendNils(b []byte, n int) []byte {
-	b = msgp.AppendArrayHead(b, n)
+func appendNils(b []byte, n int) []byte { return appendNilValues(msgp.AppendArrayHead(b, n), n) }
+
+func appendNilValues(b []byte, n int) []byte {
 	for range n {
 		b = msgp.AppendNil(b)
 	}

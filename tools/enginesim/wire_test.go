@@ -101,16 +101,23 @@ func numbers[T ~uint32 | ~uint64](v any) (out []T) {
 func (f fields) announced() Announced {
 	switch f["type"] {
 	case "BlockStored":
-		a := Announced{Kind: events.Stored, Blocks: numbers[events.BlockHash](f["block_hashes"]),
+		a := Announced{Kind: events.Stored, Tier: f.tier(), Blocks: numbers[events.BlockHash](f["block_hashes"]),
 			Tokens: numbers[uint32](f["token_ids"])}
 		if f["parent_block_hash"] != nil {
 			a.HasParent, a.Parent = true, events.BlockHash(number(f["parent_block_hash"]))
 		}
 		return a
 	case "BlockRemoved":
-		return Announced{Kind: events.Removed, Blocks: numbers[events.BlockHash](f["block_hashes"])}
+		return Announced{Kind: events.Removed, Tier: f.tier(), Blocks: numbers[events.BlockHash](f["block_hashes"])}
 	}
 	return Announced{Kind: events.Cleared}
+}
+
+func (f fields) tier() events.Tier {
+	if f["medium"] == hostMedium {
+		return events.Host
+	}
+	return events.Device
 }
 
 // simulated reports whether the simulator supports the event: a single group of full attention on the device, without
