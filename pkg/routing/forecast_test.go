@@ -32,6 +32,7 @@ func TestForecasts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		compareGuesses(t, rng, r, list)
 		costs := ComputeCosts(nil, r, list)
 		for i, c := range choice.Explanation.Candidates {
 			near := func(what string, got float64, terms ...string) {
@@ -50,6 +51,23 @@ func TestForecasts(t *testing.T) {
 			near("FirstToken", FirstToken(r, &list[i]), "queue", "room", "prefill", "load")
 			near("Waiting", Waiting(&list[i]), "queue", "room")
 			near("ComputeCosts", costs[i], "prefill", "decode", "later", "evict")
+		}
+	}
+}
+
+// compareGuesses compares a Forecast with FirstToken for random depths. The results are equal to the last bit.
+func compareGuesses(t *testing.T, rng *rand.Rand, r *Request, list []Candidate) {
+	t.Helper()
+	var f Forecast
+	for i := range list {
+		f.Set(r, &list[i])
+		for range 4 {
+			depth := list[i].Device + 1 + uint32(rng.IntN(int(r.Blocks)))
+			trial := list[i]
+			trial.Guess(depth)
+			if got, want := f.Guess(depth), FirstToken(r, &trial); got != want {
+				t.Fatalf("depth %d of %+v: %v, want %v", depth, list[i], got, want)
+			}
 		}
 	}
 }

@@ -116,12 +116,21 @@ type outlook struct {
 
 // look sets the outlook of a candidate.
 func (v *View) look(c *Candidate) {
+	v.setRate(c)
+	v.reach(c)
+}
+
+func (v *View) setRate(c *Candidate) {
+	v.outlook.rate = rate(c)
+	v.outlook.perRate = 1 / v.outlook.rate
+}
+
+// reach sets the fields of the outlook that depend on the depths of the candidate. The rate is set.
+func (v *View) reach(c *Candidate) {
 	o := &v.outlook
 	shared := v.SharedBlocks(c)
 	o.device, o.lower = v.held(c, shared)
 	o.loaded = v.loaded(c, shared, o.lower)
-	o.rate = rate(c)
-	o.perRate = 1 / o.rate
 	o.prefill = v.prefillTime()
 }
 

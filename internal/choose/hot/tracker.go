@@ -48,9 +48,12 @@ type Tracker struct {
 	copies []*Copy
 	total  Use // of all copies
 
-	ranks  []int // these three are scratch
-	depths []uint32
-	trial  routing.Candidate
+	ranks     []int // these six are scratch
+	depths    []uint32
+	trial     routing.Candidate
+	forecasts [sampledRanks]routing.Forecast // of ranks
+	savings   []float64                      // of depths
+	found     []Benefit
 }
 
 // New returns an empty tracker.
@@ -101,19 +104,16 @@ func (t *Tracker) Chose(now time.Duration, c *Choice) []Benefit {
 	}
 	t.sampleRanks(c)
 	wait := t.extraWait(c, chosen)
-	saves := !c.Bound && t.saving(c, own, longest) > 0
+	t.computeSavings(c, own)
 	var above events.SeqHash
-	var found []Benefit
-	for _, depth := range t.depths {
+	t.found = t.found[:0]
+	for i, depth := range t.depths {
 		hash := c.Sequence[depth-1]
-		e, ms := t.sketch.byHash[hash], 0.0
-		if saves {
-			ms = t.saving(c, own, depth)
-		}
+		e, ms := t.sketch.byHash[hash], t.savings[i]
 		if ms > 0 {
 			e = t.sketch.add(now, hash, above, depth, ms)
 			t.keep(e, c.Locals)
-			found = append(found, Benefit{hash, depth, (e.weight - e.excess) / t.sketch.unit})
+			t.found = append(t.found, Benefit{hash, depth, (e.weight - e.excess) / t.sketch.unit})
 		}
 		if e != nil {
 			more := sums{requests: 1}
@@ -129,7 +129,7 @@ func (t *Tracker) Chose(now time.Duration, c *Choice) []Benefit {
 		}
 		above = hash
 	}
-	return found
+	return t.found
 }
 
 // Benefit is the benefit of a further copy of a prefix, in milliseconds, by the recent requests. It decays.
@@ -179,18 +179,34 @@ func alike(c, as *routing.Candidate) bool {
 	return c.Worker.State == as.Worker.State && c.Worker.Role == as.Worker.Role && c.Penalty == nil
 }
 
+// computeSavings sets the milliseconds that a copy of the prefix at each depth saves the request. All are 0 if a copy of
+// the longest prefix saves nothing, or if the request could not go to another worker.
+func (t *Tracker) computeSavings(c *Choice, own float64) {
+	t.savings = append(t.savings[:0], make([]float64, len(t.depths))...)
+	if c.Bound {
+		return
+	}
+	for i, rank := range t.ranks {
+		t.forecasts[i].Set(c.Request, &c.Ranks[rank])
+	}
+	last := len(t.depths) - 1
+	if t.savings[last] = t.saving(c, own, t.depths[last]); t.savings[last] > 0 {
+		for i, depth := range t.depths[:last] {
+			t.savings[i] = t.saving(c, own, depth)
+		}
+	}
+}
+
 // saving returns the milliseconds saved by a copy of a prefix for the request: the mean over the workers without the
 // prefix.
 func (t *Tracker) saving(c *Choice, own float64, depth uint32) float64 {
 	sum, n := 0.0, 0
-	for _, i := range t.ranks {
-		if held(&c.Ranks[i]) >= depth {
+	for i, rank := range t.ranks {
+		if held(&c.Ranks[rank]) >= depth {
 			continue
 		}
 		n++
-		t.trial = c.Ranks[i]
-		t.trial.Guess(depth)
-		if ms := own - routing.FirstToken(c.Request, &t.trial); ms > noiseMS+noiseShare*own {
+		if ms := own - t.forecasts[i].Guess(depth); ms > noiseMS+noiseShare*own {
 			sum += ms
 		}
 	}
