@@ -201,6 +201,8 @@ func TestRegions(t *testing.T) {
 		t.Errorf("the choice has %+v, %v", choice, err)
 	}
 
+	w.checkTable(t, sample[1])
+
 	w.toB.Cut()
 	state := func(what string, ask *client.Client, want map[string]api.RegionState) {
 		t.Helper()
@@ -247,6 +249,36 @@ func TestRegions(t *testing.T) {
 	state("c is unknown without nodes", a.asks[0], map[string]api.RegionState{"a": "complete", "b": "complete",
 		"c": "unknown"})
 	t.Logf("%d true prefixes of other regions, %d with false positives", w.asked, w.longer)
+}
+
+// checkTable compares the table of a node's region with the answer to a program, except for the ages.
+func (w *regionsWorld) checkTable(t *testing.T, prompt []uint32) {
+	t.Helper()
+	a := w.all[0]
+	harness.Eventually(t, "the table has the prefixes of all regions", func() (bool, string) {
+		out := harness.Run(t, "indexer", "query", "--nats", a.nats, "--model", "m", "--tokens",
+			strings.Trim(harness.JSONList(prompt), "[]"), "--regions")
+		got, err := findRegions(w.ctx, a.asks[0], prompt)
+		if err != nil || out.Code != 0 {
+			return false, fmt.Sprintf("%+v %v", out, err)
+		}
+		lines := map[string][]string{}
+		for line := range strings.Lines(out.Stdout) {
+			if words := strings.Fields(line); len(words) > 0 {
+				lines[words[0]] = words
+			}
+		}
+		price := map[string][]string{"a": {"-", "here"}, "b": {"40", "ms"}, "c": {"90", "ms"}}
+		for name, p := range got {
+			words := lines[name]
+			want := append([]string{name, fmt.Sprint(p.Blocks), fmt.Sprint(p.Tokens)}, price[name]...)
+			if len(words) <= len(want) || !reflect.DeepEqual(words[:len(want)], want) ||
+				words[len(words)-1] != string(p.State) {
+				return false, fmt.Sprintf("%v, want %v and %s\n%s", words, want, p.State, out.Stdout)
+			}
+		}
+		return len(got) == 3 && len(lines["REGION"]) == 7, out.Stdout
+	})
 }
 
 // measure asks c for prompts without a block anywhere. The three nodes of a, and the node of b, have one digest each.
