@@ -14,6 +14,7 @@ import (
 // model m.
 type Fleet struct {
 	NATS    string
+	Spaces  []string // namespaces: one for all nodes, or one for each node
 	Nodes   []*Indexer
 	Asks    []*client.Client // of each node, over HTTP
 	Engines map[events.WorkerID]*enginesim.Engine
@@ -33,17 +34,27 @@ func Ask(t testing.TB, address string) *client.Client {
 // FleetConfig configures a Fleet.
 type FleetConfig struct {
 	Nodes, Workers int
-	Capacity       int      // of an engine, in blocks of [BlockSize] tokens
+	Capacity, Host int      // of an engine on the device and in host memory, in blocks of [BlockSize] tokens
 	Serve, Shim    []string // further flags of nodes and shims
+
+	// Separate gives each node a namespace, with a shim for each engine: the nodes share no index and no loads.
+	Separate bool
 }
 
 // StartFleet starts nodes and engines, and waits until every node may choose every worker.
 func StartFleet(t testing.TB, c FleetConfig) *Fleet {
 	t.Helper()
-	f := &Fleet{NATS: StartNATS(t), Engines: map[events.WorkerID]*enginesim.Engine{}}
+	f := &Fleet{NATS: StartNATS(t), Spaces: []string{"default"}, Engines: map[events.WorkerID]*enginesim.Engine{}}
+	if c.Separate {
+		f.Spaces = nil
+		for i := range c.Nodes {
+			f.Spaces = append(f.Spaces, fmt.Sprint("router", i))
+		}
+	}
 	for i := range c.Nodes {
-		x := &Indexer{NATS: f.NATS, Process: Start(t, "indexer", append([]string{"serve", "--nats", f.NATS, "--node-id",
-			fmt.Sprint("n", i), "--partitions", "4", "--http-listen", "127.0.0.1:0"}, c.Serve...)...)}
+		x := &Indexer{NATS: f.NATS, Process: Start(t, "indexer", append([]string{"serve", "--nats", f.NATS, "--namespace",
+			f.Spaces[i%len(f.Spaces)], "--node-id", fmt.Sprint("n", i), "--partitions", "4", "--http-listen",
+			"127.0.0.1:0"}, c.Serve...)...)}
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 		ask := Ask(t, x.HTTP)
@@ -51,13 +62,17 @@ func StartFleet(t testing.TB, c FleetConfig) *Fleet {
 	}
 	for i := range c.Workers {
 		name := fmt.Sprint("w", i)
-		e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: BlockSize, Capacity: c.Capacity})
+		e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: BlockSize, Capacity: c.Capacity,
+			Host: c.Host})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(e.Crash)
 		f.Engines[events.WorkerID(name)] = e
-		StartSimShim(t, e, f.NATS, name, append([]string{"--total-kv-blocks", fmt.Sprint(c.Capacity)}, c.Shim...)...)
+		for _, space := range f.Spaces {
+			StartSimShim(t, e, f.NATS, name, append([]string{"--namespace", space, "--total-kv-blocks",
+				fmt.Sprint(c.Capacity)}, c.Shim...)...)
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -75,17 +90,20 @@ func StartFleet(t testing.TB, c FleetConfig) *Fleet {
 func (f *Fleet) AwaitRecords(t testing.TB, want uint64) {
 	t.Helper()
 	Eventually(t, fmt.Sprintf("%d records are stored", want), func() (bool, string) {
-		s := IndexerJSON[struct {
-			Nodes []struct {
-				State *struct{ Stored, Dropped uint64 }
+		stored, states := uint64(0), ""
+		for _, space := range f.Spaces {
+			s := IndexerJSON[struct {
+				Nodes []struct {
+					State *struct{ Stored, Dropped uint64 }
+				}
+			}](t, f.NATS, "record status --namespace "+space)
+			for _, n := range s.Nodes {
+				if n.State != nil {
+					stored += n.State.Stored
+				}
 			}
-		}](t, f.NATS, "record status")
-		stored := uint64(0)
-		for _, n := range s.Nodes {
-			if n.State != nil {
-				stored += n.State.Stored
-			}
+			states += fmt.Sprintf("%+v\n", s)
 		}
-		return stored == want, fmt.Sprintf("%+v", s)
+		return stored == want, states
 	})
 }

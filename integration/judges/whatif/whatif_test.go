@@ -9,11 +9,16 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -22,9 +27,10 @@ import (
 )
 
 var (
-	requests = flag.Int("requests", 1500, "requests of each run")
-	rate     = flag.Float64("rate", 45, "requests per second")
+	requests = flag.Int("requests", 900, "requests of each run")
+	rate     = flag.Float64("rate", 30, "requests per second")
 	seedFlag = flag.Uint64("seed", 1, "seed of the requests")
+	atATime  = flag.Int("fleets", 3, "fleets at a time")
 )
 
 // The constants of the engines. A step has at most batch tokens, and lasts stepBase plus the time of the tokens.
@@ -32,6 +38,10 @@ const (
 	batch    = 2048
 	stepBase = 12 * time.Millisecond
 	speed    = 9000.0 // tokens per second
+
+	// A load from host memory has the duration in routesim.Defaults, which predictions without a recorded tier use.
+	loadBase  = time.Millisecond
+	loadSpeed = 190_000.0 // tokens per second
 )
 
 // job is a request at an engine.
@@ -39,6 +49,7 @@ type job struct {
 	tokens []uint32
 	hit    int // tokens
 	left   int
+	ready  time.Time // after the load from host memory
 	done   chan struct{}
 }
 
@@ -46,48 +57,75 @@ type job struct {
 type stepper struct {
 	sim  *enginesim.Engine
 	jobs chan *job
+	list []*job
 }
 
 func (s *stepper) run(t *testing.T, ctx context.Context) {
-	var list []*job
 	for {
-		if len(list) == 0 {
+		if len(s.list) == 0 {
 			select {
 			case <-ctx.Done():
 				return
 			case j := <-s.jobs:
-				list = append(list, j)
+				s.list = append(s.list, j)
 			}
 		}
 		for more := true; more; {
 			select {
 			case j := <-s.jobs:
-				list = append(list, j)
+				s.list = append(s.list, j)
 			default:
 				more = false
 			}
 		}
-		budget := batch
-		for _, j := range list {
-			if budget == 0 {
-				break
-			}
-			if j.left < 0 { // not admitted yet
-				hit, err := s.sim.Serve(j.tokens, nil)
-				if err != nil {
-					t.Error(err)
-				}
-				j.hit = min(hit, (len(j.tokens)-1)/harness.BlockSize) * harness.BlockSize
-				j.left = len(j.tokens) - j.hit
-			}
-			n := min(j.left, budget)
-			j.left, budget = j.left-n, budget-n
+		tokens, wake := s.plan(t)
+		if tokens == 0 {
+			time.Sleep(time.Until(wake))
+			continue
 		}
-		time.Sleep(stepBase + time.Duration(float64(batch-budget)/speed*float64(time.Second)))
-		for len(list) > 0 && list[0].left == 0 {
-			close(list[0].done)
-			list = list[1:]
+		time.Sleep(stepBase + time.Duration(float64(tokens)/speed*float64(time.Second)))
+		s.list = slices.DeleteFunc(s.list, func(j *job) bool {
+			if j.left == 0 {
+				close(j.done)
+			}
+			return j.left == 0
+		})
+	}
+}
+
+// plan distributes the tokens of a step. Without a token, wake is the end of the first load.
+func (s *stepper) plan(t *testing.T) (tokens int, wake time.Time) {
+	now := time.Now()
+	for _, j := range s.list {
+		if tokens == batch {
+			break
 		}
+		if j.left < 0 {
+			s.admit(t, j, now)
+		}
+		if j.ready.After(now) {
+			if wake.IsZero() || j.ready.Before(wake) {
+				wake = j.ready
+			}
+			continue
+		}
+		n := min(j.left, batch-tokens)
+		j.left, tokens = j.left-n, tokens+n
+	}
+	return tokens, wake
+}
+
+// admit looks up the prompt of a job in the cache, and begins the load from host memory.
+func (s *stepper) admit(t *testing.T, j *job, now time.Time) {
+	device, host, err := s.sim.ServeTiers("", j.tokens, nil)
+	if err != nil {
+		t.Error(err)
+	}
+	usable := (len(j.tokens) - 1) / harness.BlockSize
+	j.hit = min(device+host, usable) * harness.BlockSize
+	j.left = len(j.tokens) - j.hit
+	if loaded := j.hit - min(device, usable)*harness.BlockSize; loaded > 0 {
+		j.ready = now.Add(loadBase + time.Duration(float64(loaded)/loadSpeed*float64(time.Second)))
 	}
 }
 
@@ -126,18 +164,44 @@ func workload() (list []arrival) {
 	return list
 }
 
-// serve runs the workload on a fleet with the given workers and blocks, and returns the report for each list of flags.
-func serve(t *testing.T, workers, blocks int, changes ...[]string) (reports []*whatif.Report) {
+// variant is a fleet, and the flags that predict it from the base.
+type variant struct {
+	name  string
+	flags []string
+
+	workers, blocks, host int // blocks of each worker
+	serve                 []string
+	separate              bool
+
+	measured figures
+}
+
+// figures are of the second half of the requests.
+type figures struct {
+	hitRate, mean, p99 float64 // times to the first token in seconds
+}
+
+// line is a part of a line of indexer record export.
+type line struct {
+	Time         time.Time
+	Input        uint64  `json:"input_length"`
+	Reported     *uint64 `json:"reported_cached_tokens"`
+	FirstTokenMS uint64  `json:"first_token_ms"`
+}
+
+// run runs the workload on the fleet. It returns the recording of each namespace and the list of workers.
+func (v *variant) run(t *testing.T) (recordings []string, workers string) {
 	t.Helper()
-	fleet := harness.StartFleet(t, harness.FleetConfig{Nodes: 3, Workers: workers, Capacity: blocks,
-		Serve: []string{"--record"}, Shim: []string{"--max-num-batched-tokens", fmt.Sprint(batch)}})
+	fleet := harness.StartFleet(t, harness.FleetConfig{Nodes: 3, Workers: v.workers, Capacity: v.blocks, Host: v.host,
+		Serve: append([]string{"--record"}, v.serve...), Separate: v.separate,
+		Shim: []string{"--max-num-batched-tokens", fmt.Sprint(batch)}})
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
 	steppers := map[events.WorkerID]*stepper{}
 	var engines, under sync.WaitGroup
 	stop, stopEngines := context.WithCancel(ctx)
 	for worker, e := range fleet.Engines {
-		s := &stepper{e, make(chan *job, *requests)}
+		s := &stepper{sim: e, jobs: make(chan *job, *requests)}
 		steppers[worker] = s
 		engines.Go(func() { s.run(t, stop) })
 	}
@@ -168,51 +232,126 @@ func serve(t *testing.T, workers, blocks int, changes ...[]string) (reports []*w
 	stopEngines()
 	engines.Wait()
 	fleet.AwaitRecords(t, uint64(3**requests))
-	for _, args := range changes {
-		out := harness.Run(t, "indexer", append([]string{"what-if", "--json", "--nats", fleet.NATS}, args...)...)
-		rep := &whatif.Report{}
-		if err := json.Unmarshal([]byte(out.Stdout), rep); err != nil || out.Code != 0 {
-			t.Fatalf("%q: %+v, %v", args, out, err)
+	output := func(args ...string) string {
+		out := harness.Run(t, "indexer", append(args, "--nats", fleet.NATS)...)
+		if out.Code != 0 {
+			t.Fatalf("%q: %+v", args, out)
 		}
-		reports = append(reports, rep)
+		return out.Stdout
 	}
-	return reports
+	for _, space := range fleet.Spaces {
+		recordings = append(recordings, output("record", "export", "--format", "json", "--namespace", space))
+	}
+	return recordings, output("workers", "--json", "--namespace", fleet.Spaces[0])
 }
 
-// TestPredictions replays the recording of a fleet, and predicts the effect of two more workers and of twice the
-// memory. Then it makes both changes for real, with the same requests.
+// measure returns the figures of recordings, without code of the command under test.
+func measure(t *testing.T, recordings []string) (f figures) {
+	t.Helper()
+	var list []line
+	for _, text := range recordings {
+		for d := json.NewDecoder(strings.NewReader(text)); d.More(); {
+			var l line
+			if err := d.Decode(&l); err != nil || l.Reported == nil || l.FirstTokenMS == 0 {
+				t.Fatalf("%+v, %v", l, err)
+			}
+			list = append(list, l)
+		}
+	}
+	if len(list) != *requests {
+		t.Fatalf("%d requests are recorded", len(list))
+	}
+	slices.SortStableFunc(list, func(a, b line) int { return a.Time.Compare(b.Time) })
+	list = list[len(list)/2:]
+	var times []float64
+	input, cached := 0.0, 0.0
+	for _, l := range list {
+		input, cached = input+float64(l.Input), cached+float64(*l.Reported)
+		times = append(times, float64(l.FirstTokenMS)/1000)
+		f.mean += float64(l.FirstTokenMS) / 1000 / float64(len(list))
+	}
+	slices.Sort(times)
+	f.hitRate, f.p99 = cached/input, times[int(math.Ceil(0.99*float64(len(times))))-1]
+	return f
+}
+
+// TestPredictions replays the recording of a fleet, and predicts the effect of each change. Each change is also made
+// for real, with the same requests.
 func TestPredictions(t *testing.T) {
-	const workers, blocks = 8, 700
-	base := serve(t, workers, blocks, nil, []string{"--workers", "+2"}, []string{"--capacity", "2x"})
-	show := func(name string, f *whatif.Figures) {
-		t.Logf("%-26s %5.1f %%  TTFT mean %4.0f ms, p50 %4.0f ms, p99 %4.0f ms", name, 100*f.HitRate, 1000*f.TTFTMean,
-			1000*f.TTFTP50, 1000*f.TTFTP99)
+	const workers, blocks, host = 8, 700, 1400
+	base := &variant{name: "measured", workers: workers, blocks: blocks}
+	changes := []*variant{
+		{name: "two more workers", flags: []string{"--workers", "+2"}, workers: workers + 2, blocks: blocks},
+		{name: "twice the memory", flags: []string{"--capacity", "2x"}, workers: workers, blocks: 2 * blocks},
+		{name: "a host tier", flags: []string{"--host-tier", fmt.Sprint(host * harness.BlockSize)}, workers: workers,
+			blocks: blocks, host: host},
+		{name: "policy dynamo", flags: []string{"--policy", "dynamo"}, workers: workers, blocks: blocks,
+			serve: []string{"--policy", "dynamo"}},
+		{name: "three separate routers", flags: []string{"--routers", "3"}, workers: workers, blocks: blocks,
+			separate: true},
+	}
+	dir := t.TempDir()
+	recording, fleet := filepath.Join(dir, "requests.jsonl"), filepath.Join(dir, "workers.json")
+	runAll(t, append([]*variant{base}, changes...), func(v *variant, recordings []string, workers string) {
+		if v == base {
+			for file, text := range map[string]string{recording: recordings[0], fleet: workers} {
+				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	predict := func(flags []string) *whatif.Report {
+		out := harness.Run(t, "indexer", append([]string{"what-if", "--json", "--file", recording, "--fleet", fleet},
+			flags...)...)
+		rep := &whatif.Report{}
+		if err := json.Unmarshal([]byte(out.Stdout), rep); err != nil || out.Code != 0 {
+			t.Fatalf("%q: %+v, %v", flags, out, err)
+		}
+		return rep
 	}
 	// near has no limit of the p99: the engines run in real time, so pauses of the machine determine it.
-	near := func(name string, got, want, points, mean float64, a, b *whatif.Figures) {
+	near := func(name string, f, want figures, points, mean float64) {
 		t.Helper()
-		if math.Abs(got-want) > points {
-			t.Errorf("%s: the hit rate is %.4f, measured %.4f", name, got, want)
+		t.Logf("%-34s %5.1f %%  TTFT mean %4.0f ms, p99 %4.0f ms", name, 100*f.hitRate, 1000*f.mean, 1000*f.p99)
+		if math.Abs(f.hitRate-want.hitRate) > points {
+			t.Errorf("%s: the hit rate is %.4f, measured %.4f", name, f.hitRate, want.hitRate)
 		}
-		if d := a.TTFTMean/b.TTFTMean - 1; math.Abs(d) > mean {
+		if d := f.mean/want.mean - 1; math.Abs(d) > mean {
 			t.Errorf("%s: the mean TTFT is %+.0f %% of the measured one", name, 100*d)
 		}
 	}
-	for _, x := range []struct {
-		name string
-		f    *whatif.Figures
-		most float64
-	}{{"history", &base[0].History, 0.01}, {"today's fleet", &base[0].Baseline, 0.02}} {
-		show(x.name, x.f)
-		near(x.name, x.f.HitRate, base[0].Measured.HitRate, x.most, 0.25, x.f, &base[0].Measured)
+	for i, v := range changes {
+		rep := predict(v.flags)
+		if i == 0 {
+			near("measured", base.measured, base.measured, 0, 0)
+			near("the same by what-if", figuresOf(&rep.Measured), base.measured, 1e-3, 1e-3)
+			near("history", figuresOf(&rep.History), base.measured, 0.01, 0.25)
+			near("today's fleet", figuresOf(&rep.Baseline), base.measured, 0.02, 0.25)
+			t.Logf("notes: %q, engine %+v", rep.Notes, rep.Engine)
+		}
+		near(v.name+", expected", figuresOf(rep.Expected), v.measured, 0.03, 0.35)
+		near(v.name+", measured", v.measured, v.measured, 0, 0)
 	}
-	show("measured", &base[0].Measured)
-	t.Logf("notes: %q, engine %+v", base[0].Notes, base[0].Engine)
-	for i, real := range []*whatif.Report{serve(t, workers+2, blocks, nil)[0], serve(t, workers, 2*blocks, nil)[0]} {
-		name := []string{"two more workers", "twice the memory"}[i]
-		show(name+", replay", base[i+1].Changed)
-		show(name+", expected", base[i+1].Expected)
-		show(name+", measured", &real.Measured)
-		near(name, base[i+1].Expected.HitRate, real.Measured.HitRate, 0.03, 0.35, base[i+1].Expected, &real.Measured)
+}
+
+func figuresOf(f *whatif.Figures) figures { return figures{f.HitRate, f.TTFTMean, f.TTFTP99} }
+
+// runAll runs the variants, a few at a time, and calls ran after each.
+func runAll(t *testing.T, list []*variant, ran func(v *variant, recordings []string, workers string)) {
+	var group testkit.Group
+	defer group.Wait()
+	places := make(chan struct{}, *atATime)
+	for _, v := range list {
+		group.Run(t, v.name, func(t *testing.T) {
+			places <- struct{}{}
+			t.Cleanup(func() { <-places })
+			recordings, workers := v.run(t)
+			v.measured = measure(t, recordings)
+			ran(v, recordings, workers)
+		})
 	}
 }
