@@ -1,7 +1,7 @@
 # Bare `make` prints the words one may ask for.
 
 .DEFAULT_GOAL := help
-.PHONY: help build release images site demo demo-gateway test judges kube real-vllm gpu-fleet soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
+.PHONY: help build release images site demo demo-gateway test judges kube keda real-vllm gpu-fleet soak short race lint vulncheck explore fuzz bench bench-peers bench-path clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real
 kube: ## build a Kubernetes (once, 15 minutes), then run chart, manifests and docs/kubernetes.md on it; needs root, x86-64 Linux
 	go run ./integration/judges/kube/fetch
 	go test -tags kube -count 1 -timeout 20m -v ./integration/judges/kube
+
+keda: ## apply the YAML of docs/scaling.md to KEDA's own code and a real indexer; not in make judges: the first build has the SDKs of all clouds (1.2 GB of build cache, sixteen minutes of processor time or more)
+	cd integration/judges/keda && go test -count 1 -timeout 10m -v ./...
 
 real-vllm: ## fetch a whole vLLM (once, 1 GB), then compare its answers with ours, alone, in a tiny fleet, and behind Envoy: make real-vllm N=60 for fewer requests, GATEWAY=100 for more through Envoy
 	go run ./integration/judges/vllm/fetch

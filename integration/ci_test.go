@@ -117,7 +117,7 @@ func TestFleetOfGPUsIsLeftOut(t *testing.T) {
 }
 
 // TestJudgesRunAll checks the steps of make judges: the downloads, every package with tests under the build tag judges,
-// every separate module, and make kube.
+// every separate module, and make kube. KEDA's module takes too long to build, so .ci/daily runs it.
 func TestJudgesRunAll(t *testing.T) {
 	t.Parallel()
 	_, rule, _ := strings.Cut(readFile(t, "../Makefile"), "\njudges:")
@@ -162,6 +162,11 @@ func TestJudgesRunAll(t *testing.T) {
 	// The judges with Dynamo also run with the next release of Dynamo.
 	want := []string{"go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection " +
 		"-dynamo dynamo-next.txt"}
+	modules = slices.DeleteFunc(modules, func(file string) bool { return file == "judges/keda/go.mod" })
+	if !slices.Contains(commands(readFile(t, "../.ci/daily"), ""), "make keda") ||
+		!strings.Contains(readFile(t, "../Makefile"), "\tcd integration/judges/keda && go test -count 1 ") {
+		t.Error(".ci/daily does not run make keda, or make keda does not run the module")
+	}
 	for _, file := range modules {
 		// without the test cache, which ignores files outside of the module
 		want = append(want, "cd integration/"+filepath.Dir(file)+" && go test -count 1 ./...")
