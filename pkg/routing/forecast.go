@@ -9,8 +9,8 @@ func FirstToken(r *Request, c *Candidate) float64 {
 	return v.queueTime(c) + roomTime(c) + v.outlook.prefill + v.loadTime()
 }
 
-// Forecast repeats FirstToken for a candidate with guessed depths. It computes the terms queue and room once. A Forecast
-// is for one goroutine.
+// Forecast repeats FirstToken for a candidate with guessed depths. It computes the terms queue and room once. A
+// Forecast is for one goroutine.
 type Forecast struct {
 	view  View
 	trial Candidate

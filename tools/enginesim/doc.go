@@ -29,8 +29,8 @@
 // decoding. Then blocks above the capacity are evicted, with a BlockRemoved for every block. All events are in a single
 // message, or in separate messages with PerEvent.
 //
-// With Config.Host, evicted blocks move to host memory, which also evicts the least recently used block. The events have
-// the form of vLLM's offloading connector with chunks of one block. ServeTiers copies blocks back to the device.
+// With Config.Host, evicted blocks move to host memory, which also evicts the least recently used block. The events
+// have the form of vLLM's offloading connector with chunks of one block. ServeTiers copies blocks back to the device.
 //
 // The simulation differs from an engine in three points. An engine does not evict blocks of running requests. It
 // computes the last block of a prompt again to have a position to sample from, and so announces second copies. It

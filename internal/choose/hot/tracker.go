@@ -179,8 +179,8 @@ func alike(c, as *routing.Candidate) bool {
 	return c.Worker.State == as.Worker.State && c.Worker.Role == as.Worker.Role && c.Penalty == nil
 }
 
-// computeSavings sets the milliseconds that a copy of the prefix at each depth saves the request. All are 0 if a copy of
-// the longest prefix saves nothing, or if the request could not go to another worker.
+// computeSavings sets the milliseconds that a copy of the prefix at each depth saves the request. All are 0 if a copy
+// of the longest prefix saves nothing, or if the request could not go to another worker.
 func (t *Tracker) computeSavings(c *Choice, own float64) {
 	t.savings = append(t.savings[:0], make([]float64, len(t.depths))...)
 	if c.Bound {
