@@ -188,8 +188,9 @@ func (q *Query) Plain() Tokens {
 	return q.Tokens[:q.Media[0].Offset]
 }
 
-// Answer has the depths of the workers for a query's prompt. It is a hot type: packAnswer, jsonAnswer and unpackAnswer
-// encode and decode every field, and scatter.Union merges the answers of nodes.
+// A new field of Answer also needs code in packAnswer, jsonAnswer and unpackAnswer, and in scatter.Union.
+
+// Answer has the depths of the workers for a query's prompt.
 type Answer struct {
 	Model     string `json:"model" msgpack:"model"`
 	BlockSize uint32 `json:"block_size" msgpack:"block_size"`

@@ -33,8 +33,9 @@ const (
 	StepReused   FunnelStep = "reused"   // reused, by the engine's report
 )
 
-// FunnelCause is the reason that tokens of a step are missing in the next step. A new cause also needs a text and a
-// remedy in internal/serve/page/static/causes.js and docs/funnel.md.
+// A new cause also needs a text and a remedy in internal/serve/page/static/causes.js and docs/funnel.md.
+
+// FunnelCause is the reason that tokens of a step are missing in the next step.
 type FunnelCause string
 
 // The causes.

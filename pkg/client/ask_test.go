@@ -176,7 +176,10 @@ func TestSelectIsNotHedged(t *testing.T) {
 		}
 		return to.sent
 	}
-	if n := ask(patience, func(ctx context.Context, c *Client) error { _, err := c.Find(ctx, &Query{}); return err }); n != 2 {
+	if n := ask(patience, func(ctx context.Context, c *Client) error {
+		_, err := c.Find(ctx, &Query{})
+		return err
+	}); n != 2 {
 		t.Errorf("find: sent %d times", n)
 	}
 	if n := ask(100*time.Millisecond, func(ctx context.Context, c *Client) error {

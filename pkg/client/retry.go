@@ -74,7 +74,11 @@ func (r *retry) failed(now time.Duration, why string) {
 	}
 }
 
-// over reports whether the request has failed: further retries are forbidden, or past the limit of r.bound.
+// over reports whether the request has failed: further retries are forbidden, or past the limit of r.bound. A retry that
+// was due within the limit takes place, even if a busy machine wakes the caller later.
 func (r *retry) over(now time.Duration) bool {
-	return r.pending == 0 && (r.once && r.sent > r.undelivered || r.absentSince >= 0 && now-r.absentSince >= r.bound)
+	if r.pending > 0 {
+		return false
+	}
+	return r.once && r.sent > r.undelivered || r.absentSince >= 0 && min(now, r.due)-r.absentSince >= r.bound
 }

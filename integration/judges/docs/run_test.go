@@ -164,7 +164,8 @@ var ready = []struct{ command, line *regexp.Regexp }{
 	{regexp.MustCompile(`(?s)^worker-shim simulate.*--print-prompt`), regexp.MustCompile(`last prompt is written`)},
 	{regexp.MustCompile(`^worker-shim simulate`), regexp.MustCompile(`simulated engine runs`)},
 	{regexp.MustCompile(`(?s)^worker-shim run.*--listen`), regexp.MustCompile(`may dial in|msg=starting`)},
-	{regexp.MustCompile(`(?s)^worker-shim run.*--engine ipc:`), regexp.MustCompile(``)}, // it waits silently for the adapter
+	// the shim waits silently for the adapter
+	{regexp.MustCompile(`(?s)^worker-shim run.*--engine ipc:`), regexp.MustCompile(``)},
 	{regexp.MustCompile(`^worker-shim run`), regexp.MustCompile(`msg="?(caught up|registered)`)},
 	{regexp.MustCompile(`^my-adapter \|`), regexp.MustCompile(`msg="?(caught up|registered)`)},
 	{regexp.MustCompile(`^vllm serve`), regexp.MustCompile(`ready`)},

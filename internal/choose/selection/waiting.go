@@ -177,8 +177,8 @@ func (w *waitingRoom) enter(s *Service, u *waiter, cached uint64, ranks int) (id
 	return id, class, nil
 }
 
-// replyTime is the time in which the refusal of a waiting request should reach a caller with the same deadline. It is at
-// most a tenth of the time left.
+// replyTime is the time in which the refusal of a waiting request should reach a caller with the same deadline. At most
+// a tenth of the time left is used.
 const replyTime = 50 * time.Millisecond
 
 // admit chooses for a request and books it, or lets it wait until that is possible.
