@@ -89,4 +89,6 @@ class Retry:
         """Nobody could answer for so long that nobody will."""
         if self.pending:
             return False
-        return self.once and self.sent > self.unheard or self.absent_since is not None and min(now, self.at) - self.absent_since >= self.bound
+        if self.once and self.sent > self.unheard:
+            return True
+        return self.absent_since is not None and min(now, self.at) - self.absent_since >= self.bound
