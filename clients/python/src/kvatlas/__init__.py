@@ -17,7 +17,8 @@ from ._messages import (
     L3, Answer, Booking, BookRequest, BrokenBlock, ClusterStatus, Disaggregation, HeldRun, IndexStatus, KVSource, Lease,
     LoadList, MediaItem, ModelLoads, ModelStatus, NodeStatus, Overlap, Overrides, PartitionDetail, PartitionSeq, PartitionStatus, Path,
     PathGroup, PotentialList, PotentialLoad, Prompt, Query, RankLoad, RankPlace, RegionPrefix, Selection, SelectRequest,
-    SessionBinding, Status, Target, TierCounts, WorkerInfo, WorkerList, WorkerLoad, WorkerRecord,
+    Session, SessionBinding, SessionHolding, SessionList, Status, Target, TierCounts, WorkerInfo, WorkerList,
+    WorkerLoad, WorkerRecord,
 )
 from .errors import KvatlasError
 
@@ -26,6 +27,6 @@ __all__ = [
     "Disaggregation", "HeldRun", "IndexStatus", "KVSource", "KvatlasError", "Lease", "LoadList", "MediaItem", "ModelLoads",
     "ModelStatus", "NodeStatus", "Overlap", "Overrides", "PartitionDetail", "PartitionSeq", "PartitionStatus", "Path", "PathGroup",
     "PotentialList", "PotentialLoad", "Prompt", "Query", "RankLoad", "RankPlace", "RegionPrefix", "SelectRequest", "Selection",
-    "SessionBinding", "Status", "Target", "TierCounts", "WorkerInfo", "WorkerList", "WorkerLoad", "WorkerRecord",
-    "errors",
+    "Session", "SessionBinding", "SessionHolding", "SessionList", "Status", "Target", "TierCounts", "WorkerInfo",
+    "WorkerList", "WorkerLoad", "WorkerRecord", "errors",
 ]

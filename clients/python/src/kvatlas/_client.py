@@ -15,8 +15,8 @@ from . import _wire
 from ._ask import Transport, ask
 from ._http import HTTP
 from ._messages import (
-    Answer, Booking, BookRequest, LoadList, PotentialList, Prompt, Query, RankPlace, SelectRequest, Selection, Status,
-    WorkerInfo, WorkerList,
+    Answer, Booking, BookRequest, LoadList, PotentialList, Prompt, Query, RankPlace, SelectRequest, Selection,
+    SessionList, Status, WorkerInfo, WorkerList,
 )
 
 T = TypeVar("T")
@@ -98,6 +98,20 @@ class AsyncClient:
     async def potential_loads(self, prompt: Prompt, *, timeout: float | None = None) -> PotentialList:
         """What each worker would have to do with a prompt beside what it has."""
         return await self._call(PotentialList, "potential_loads", prompt, timeout)
+
+    async def sessions(self, model: str | None = None, session_id: str | None = None, *, limit: int | None = None,
+                       prompts: bool = False, timeout: float | None = None) -> SessionList:
+        """Returns the sessions with a worker, the last used first: at most `limit` (1,000). With a session_id, the list
+        has the session's blocks on each worker. `prompts` adds sessions without an id."""
+        request: dict[str, Any] = {"model": model, "session_id": session_id, "limit": limit, "prompts": prompts or None}
+        return await self._call(SessionList, "sessions", {k: v for k, v in request.items() if v is not None}, timeout)
+
+    async def end_session(self, session_id: str, model: str | None = None, *,
+                          timeout: float | None = None) -> SessionList:
+        """Ends a session, of one model or of all, and returns it. Its next request is chosen freely. A session without
+        a worker is no error."""
+        request = {"session_id": session_id, **({"model": model} if model else {})}
+        return await self._call(SessionList, "session_end", request, timeout)
 
     async def workers(self, *, timeout: float | None = None) -> WorkerList:
         """All ranks that the log knows. They travel in parts, each of which may take the time."""
@@ -199,6 +213,17 @@ class Client:
     def potential_loads(self, prompt: Prompt, *, timeout: float | None = None) -> PotentialList:
         """What each worker would have to do with a prompt beside what it has."""
         return self._run(lambda c: c.potential_loads(prompt, timeout=timeout))
+
+    def sessions(self, model: str | None = None, session_id: str | None = None, *, limit: int | None = None,
+                 prompts: bool = False, timeout: float | None = None) -> SessionList:
+        """Returns the sessions with a worker, the last used first: at most `limit` (1,000). With a session_id, the list
+        has the session's blocks on each worker. `prompts` adds sessions without an id."""
+        return self._run(lambda c: c.sessions(model, session_id, limit=limit, prompts=prompts, timeout=timeout))
+
+    def end_session(self, session_id: str, model: str | None = None, *, timeout: float | None = None) -> SessionList:
+        """Ends a session, of one model or of all, and returns it. Its next request is chosen freely. A session without
+        a worker is no error."""
+        return self._run(lambda c: c.end_session(session_id, model, timeout=timeout))
 
     def workers(self, *, timeout: float | None = None) -> WorkerList:
         """All ranks that the log knows. They travel in parts, each of which may take the time."""

@@ -14,6 +14,7 @@ from ._retry import ABSENT, LOST, REFUSED, Budget
 from .errors import InternalError, KvatlasError, NoWorkersError, UnavailableError
 
 _METHODS = {"workers": "GET", "status": "GET"}
+_PATHS = {"session_end": "sessions/end"}  # of operations with another name over HTTP
 
 
 class HTTP:
@@ -41,8 +42,8 @@ class HTTP:
         url = self._urls[number % len(self._urls)]
         headers = {"Kv-Deadline-Ms": str(max(1, int(patience * 1000)))}
         try:
-            reply = await self._client.request(_METHODS.get(op, "POST"), f"{url}/v1/{op}", content=body,
-                                               headers=headers)
+            reply = await self._client.request(_METHODS.get(op, "POST"), f"{url}/v1/{_PATHS.get(op, op)}",
+                                               content=body, headers=headers)
         except httpx.InvalidURL as e:
             return Outcome(error=UnavailableError(f"{url} is no URL: {e}"))
         except httpx.HTTPError as e:

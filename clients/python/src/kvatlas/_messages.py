@@ -109,7 +109,12 @@ class Query(_Prompted):
     """Add the engine's hashes of the leading blocks; with one element in workers or ranks."""
     min_seq: Iterable[PartitionSeq] | None = None
     """Wait until the index reflects these places in the log."""
+    deadline_ms: int | None = None
+    """Longest wait for other nodes, in milliseconds; None: the timeout of the call. Partitions without an answer are
+    in missing."""
     explain: bool = False
+    idle: bool = False
+    """Add ranks of the model that hold no block of the prompt."""
     diagnostic: bool = False
     """The query is of a person or a tool, not of a router: the funnel leaves it out."""
     l3: Literal["all", "beyond", "off"] | None = None
@@ -177,6 +182,9 @@ class SelectRequest(Prompt):
     expected_output_tokens: int | None = None
     router_config_override: Overrides | None = None
     min_seq: Iterable[PartitionSeq] | None = None
+    deadline_ms: int | None = None
+    """Longest lookup in the index, in milliseconds; None: the timeout of the call. Workers of a partition without an
+    answer count as empty."""
     explain: bool = False
     diagnostic: bool = False
     """The request is of a person or a tool, not of a router: the funnel leaves it out."""
@@ -491,6 +499,51 @@ class PotentialList:
     ranks: tuple[PotentialLoad, ...]
     pending_count: int = 0
     pending_isl_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session that is bound to a rank."""
+
+    model: str
+    session_id: str
+    """The name of a session without an id begins with `prompt:`."""
+    worker: str
+    rank: int
+    last_use: datetime
+    expires: datetime
+
+
+@dataclass(frozen=True)
+class SessionHolding:
+    """The blocks of a session on a rank: the block that the engine stored last for the session, and all before it."""
+
+    model: str
+    worker: str
+    rank: int
+    blocks: int
+    """Held or not."""
+    device: int
+    host: int
+    disk: int
+    external: int
+
+
+@dataclass(frozen=True)
+class SessionList:
+    """Sessions, the last used first."""
+
+    sessions: tuple[Session, ...]
+    total: int
+    """Sessions without the limit."""
+    affinity: bool
+    """False: the nodes run without session_affinity."""
+    held: tuple[SessionHolding, ...] = ()
+    """Of a request with a session_id: the blocks of the session on each rank."""
+    missing: tuple[int, ...] = ()
+    """Partitions without an answer."""
+    unknown_ranks: int = 0
+    """Further ranks that may have older blocks of the session."""
 
 
 @dataclass(frozen=True)

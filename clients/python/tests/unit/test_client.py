@@ -120,6 +120,54 @@ def test_requests_in_json() -> None:
     ]
 
 
+def test_fields_of_a_query_and_a_choice() -> None:
+    bodies: list[Any] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return failure(409, "conflict")
+
+    with client(handler) as c:
+        for call in (lambda: c.find(Query("m", tokens=[1], idle=True, deadline_ms=50)),
+                     lambda: c.find(Query("m", tokens=[1])),
+                     lambda: c.select(SelectRequest("m", tokens=[1], deadline_ms=50))):
+            with pytest.raises(errors.ConflictError):
+                call()
+    assert bodies == [{"model": "m", "tokens": [1], "idle": True, "deadline_ms": 50}, {"model": "m", "tokens": [1]},
+                      {"model": "m", "tokens": [1], "deadline_ms": 50}]
+
+
+def test_sessions() -> None:
+    asked: list[tuple[str, str, Any]] = []
+    session = {"model": "m", "session_id": "chat-17", "worker": "w", "rank": 1, "last_use": "2026-11-21T08:00:00Z",
+               "expires": "2026-11-21T08:10:00Z"}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.path, json.loads(request.content)))
+        return httpx.Response(200, json={
+            "sessions": [session], "total": 3, "affinity": True, "missing": [7], "unknown_ranks": 2,
+            "held": [{"model": "m", "worker": "w", "rank": 1, "blocks": 4, "device": 3, "host": 2, "disk": 1,
+                      "external": 0}]})
+
+    with client(handler) as c:
+        list_ = c.sessions("m", "chat-17", limit=5, prompts=True)
+        c.sessions()
+        ended = c.end_session("chat-17", "m")
+        c.end_session("chat-17")
+    assert asked == [
+        ("POST", "/v1/sessions", {"model": "m", "session_id": "chat-17", "limit": 5, "prompts": True}),
+        ("POST", "/v1/sessions", {}),
+        ("POST", "/v1/sessions/end", {"session_id": "chat-17", "model": "m"}),
+        ("POST", "/v1/sessions/end", {"session_id": "chat-17"}),
+    ]
+    (first,), (held,) = list_.sessions, list_.held
+    assert (first.session_id, first.worker, first.rank) == ("chat-17", "w", 1)
+    assert (first.expires - first.last_use).total_seconds() == 600
+    assert (list_.total, list_.affinity, list_.missing, list_.unknown_ranks) == (3, True, (7,), 2)
+    assert (held.blocks, held.device, held.host, held.disk, held.external) == (4, 3, 2, 1, 0)
+    assert ended.sessions[0].model == "m"
+
+
 def test_errors_have_the_servers_codes() -> None:
     with client(lambda r: failure(404, "unknown_model", missing=[3])) as c:
         with pytest.raises(errors.UnknownModelError) as e:
