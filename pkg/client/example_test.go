@@ -50,3 +50,50 @@ func Example() {
 	}
 	// Output: worker-1 has 12 of 767 blocks in device memory, and 3 more in host memory
 }
+
+// chooser simulates an indexer that chooses worker-1 for every request.
+func chooser(w http.ResponseWriter, r *http.Request) {
+	var reply any = &api.Done{Done: true}
+	if r.URL.Path == "/v1/select" {
+		reply = &api.Selection{Model: "llama", RequestID: "req-1", Booked: true, Worker: "worker-1",
+			Endpoint: "http://10.0.0.1:8000"}
+	}
+	body, err := api.Marshal(api.MsgPack, reply)
+	if err != nil {
+		log.Fatal(err)
+	}
+	w.Header().Set("Content-Type", api.MsgPack)
+	_, _ = w.Write(body)
+}
+
+// A router books each request on a worker, and reports the first token and the end.
+func ExampleClient_Select() {
+	server := httptest.NewServer(http.HandlerFunc(chooser))
+	defer server.Close()
+	c, err := client.HTTP([]string{server.URL}, client.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	ctx := context.Background()
+
+	const id = "req-1" // a new id for each try
+	short, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
+	chosen, err := c.Select(short, &client.SelectRequest{
+		Query: client.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}}, RequestID: id, Book: true,
+	})
+	cancel()
+	if err != nil {
+		log.Fatal(err) // a router chooses a worker without kvatlas
+	}
+	fmt.Println("send the request to", chosen.Worker, chosen.Endpoint)
+	err = c.PrefillComplete(ctx, "llama", id) // at the first token
+	if err != nil {
+		log.Print(err)
+	}
+	err = c.FreeResult(ctx, "llama", id, api.ResultOK) // at the end
+	if err != nil {
+		log.Print(err)
+	}
+	// Output: send the request to worker-1 http://10.0.0.1:8000
+}
