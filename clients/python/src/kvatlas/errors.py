@@ -135,7 +135,7 @@ class WrongContentTypeError(KvatlasError):
 
 
 class BusyError(KvatlasError):
-    """The node has too many requests. Retry later, or use another node."""
+    """The node has too many requests, bookings or sessions. Retry later, or use another node."""
 
     CODE = "busy"
 
