@@ -155,7 +155,7 @@ var table = map[string]page{
 	"docs/regions.md": {exceptions: []exception{
 		{begins: "$ indexer query", covered: "needs three regions: TestRegions"},
 	}},
-	"docs/routing.md": {exceptions: []exception{
+	"docs/routing.md": {given: engine, exceptions: []exception{
 		{begins: "$ indexer select", covered: "needs loads by design: TestOutputInDocs"},
 	}},
 	"docs/routing-reference.md": {given: engine},
@@ -202,6 +202,7 @@ var table = map[string]page{
 		{begins: "indexer serve --node-id", fresh: true,
 			until: `[ $(cat ../script-*.err | grep -c "stays idle") = 8 ] && [ $(indexer workers | grep -c ^worker) = 8 ] && ` +
 				`indexer query --model llama --tokens-file prompt-3.json | grep 100%`},
+		{begins: "echo 'models:", fresh: true, until: `[ $(indexer workers | grep -c ^worker) = 2 ]`},
 	}},
 	"docs/upgrade.md": {given: engine, exceptions: []exception{
 		{begins: "indexer auth create", before: []string{
