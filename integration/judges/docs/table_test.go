@@ -202,7 +202,10 @@ var table = map[string]page{
 		{begins: "indexer serve --node-id", fresh: true,
 			until: `[ $(cat ../script-*.err | grep -c "stays idle") = 8 ] && [ $(indexer workers | grep -c ^worker) = 8 ] && ` +
 				`indexer query --model llama --tokens-file prompt-3.json | grep 100%`},
-		{begins: "echo 'models:", fresh: true, until: `[ $(indexer workers | grep -c ^worker) = 2 ]`},
+		{begins: "echo 'models:", before: []string{"kill $(jobs -p); wait"}, // until both engines and the tokens are there
+			until: `[ $(curl -s http://127.0.0.1:8090/v1/workers | grep -o '"http://127.0.0.1:800.' | sort -u | wc -l) = 2 ] && ` +
+				`curl -s http://127.0.0.1:8090/v1/select -H 'Content-Type: application/json' ` +
+				`-d '{"model":"llama","prompt":"a b"}' | grep '"endpoint":.*"tokenized":true'`},
 	}},
 	"docs/upgrade.md": {given: engine, exceptions: []exception{
 		{begins: "indexer auth create", before: []string{
