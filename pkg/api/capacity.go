@@ -85,7 +85,8 @@ type CapacityTier struct {
 type CapacityPoint struct {
 	Blocks uint64 `json:"blocks" msgpack:"blocks"` // of all workers
 
-	// Shared is the hit rate of one cache for the whole fleet, the upper bound of any routing.
+	// Shared is the hit rate of one LRU cache for the whole fleet. Usually it is the better one; at small sizes, separate
+	// caches can exceed it.
 	Shared float64 `json:"shared" msgpack:"shared"`
 
 	// Routed is the hit rate with a cache of equal size in each worker and the requests as routed; nil: the workers of

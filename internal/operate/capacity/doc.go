@@ -37,8 +37,9 @@
 // merged references is only history for the others. A curve ends at the number of blocks in this history
 // ([Curve.Limit]).
 //
-// Compute returns two curves. Shared is one cache of the size for the whole fleet: the upper bound of any routing.
-// Routed has one cache for each worker, with an equal share of the size, and the requests as they were routed.
+// Compute returns two curves. Shared is one LRU cache of the size for the whole fleet. Routed has one LRU cache for
+// each worker, with an equal share of the size, and the requests as they were routed. Shared is usually above Routed,
+// but is no bound: in a small cache, requests of one worker may evict blocks that the next request of another needs.
 //
 // [Tracker] and [Log] know nothing of the output: an answer becomes part of a prompt only with the next turn.
 //

@@ -147,6 +147,35 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// TestSeparateCaches: with small caches, separate caches may reuse more than one LRU cache. The sentence then names no
+// cost.
+func TestSeparateCaches(t *testing.T) {
+	l := NewLog(16, 1<<16)
+	rng := rand.New(rand.NewPCG(*seed, 3))
+	loop, one := prompt(rng, 150), prompt(rng, 1)
+	for i := range 9000 { // worker a repeats a block; worker b has a loop of blocks, larger than its cache
+		worker, blocks := events.WorkerID("a"), one
+		if i%10 != 0 {
+			worker, blocks = "b", loop[i%150:i%150+1]
+		}
+		l.Add(int64(i+1), worker, blocks)
+	}
+	c := Compute([]*Samples{&l.Samples}, 2)
+	for _, x := range []struct {
+		blocks uint64
+		want   string
+	}{{8, "separate caches of 2 workers reuse 10.0 points more than one shared LRU cache"},
+		{140, "separate caches of 2 workers cost"}} {
+		out := Report("m", c, Sizes{{Blocks: x.blocks}})
+		if text := strings.Join(out.Advice, "\n"); !out.Routed || !strings.Contains(text, x.want) {
+			t.Errorf("%d blocks, shared %v, routed %v: %s", x.blocks, c.Shared.At(x.blocks), c.Routed.At(x.blocks), text)
+		}
+	}
+	if text := separate(3, -0.01); text != "separate caches of 3 workers reuse as much as one shared cache" {
+		t.Error(text)
+	}
+}
+
 // FuzzDecode: no bytes break the decoder, and decoded references give a curve.
 func FuzzDecode(f *testing.F) {
 	f.Add(Encode([]Ref{{Name: 1, At: 5, Rest: 3}, {Name: 9, At: 5, Place: 2, Rest: 1, Before: 4, Worker: 1}}))

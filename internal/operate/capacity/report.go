@@ -87,14 +87,26 @@ func advice(out *api.Capacity, c *Curve, total uint64) (list []string) {
 			fmt.Sprintf("the last 30 %% of %s adds %.1f points", memory(t.Tier), 100*t.Last))
 	}
 	if out.Routed {
-		list = append(list, fmt.Sprintf("separate caches of %d workers cost %.1f points against one shared cache", c.Workers,
-			100*max(0, c.Shared.At(total)-c.Routed.At(total))))
+		list = append(list, separate(c.Workers, 100*(c.Shared.At(total)-c.Routed.At(total))))
 	}
 	if total > c.Limit {
 		list = append(list, fmt.Sprintf("the stored requests cover only %d different blocks: the rates of larger sizes are "+
 			"lower bounds", c.Limit))
 	}
 	return list
+}
+
+// separate returns a sentence about the points that a shared cache gains over separate caches. Both evict by LRU, so
+// separate caches may be better: the requests of a worker may repeat sooner than those of the fleet.
+func separate(workers int, gain float64) string {
+	const least = 0.05 // points, of which one decimal is shown
+	switch {
+	case gain >= least:
+		return fmt.Sprintf("separate caches of %d workers cost %.1f points against one shared cache", workers, gain)
+	case gain <= -least:
+		return fmt.Sprintf("separate caches of %d workers reuse %.1f points more than one shared LRU cache", workers, -gain)
+	}
+	return fmt.Sprintf("separate caches of %d workers reuse as much as one shared cache", workers)
 }
 
 // memory returns the name of a tier in sentences.

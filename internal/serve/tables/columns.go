@@ -245,7 +245,7 @@ var (
 
 	CapacityPointsColumns = columns("size of the cache",
 		"BLOCKS", "size in all workers together",
-		"ONE CACHE", "hit rate of one cache for all workers: the limit of any routing",
+		"ONE CACHE", "hit rate of one LRU cache for all workers; usually the better one",
 		"AS ROUTED", "hit rate with the requests on the workers that served them",
 		"", "")
 
@@ -287,7 +287,7 @@ var (
 	RecordingColumns = columns("node",
 		"NODE", "name of the node",
 		"RECORDING", "on, off, FAILING or NO ANSWER",
-		"RECORDS", "records since the start of the node",
+		"RECORDS", "records since the start of the node: choice, end, report and answer of a request count separately",
 		"STORED", "records in the stream",
 		"DROPPED", "records without room in memory",
 		"WAITING", "bytes that wait for the stream")
