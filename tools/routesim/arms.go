@@ -43,6 +43,9 @@ const (
 	// All routers share an index and the running requests. A restart of a router loses no state.
 	ArmExactShared Arm = "exact-shared"
 
+	// ArmKVAtlas is the default policy of indexer serve with the knowledge of ArmExactShared.
+	ArmKVAtlas Arm = "policy:kvatlas"
+
 	// ArmPromptSessions is the policy kvatlas with session affinity by prompt (internal/choose/affinity): a request
 	// follows the session with a last prompt that the request continues.
 	ArmPromptSessions Arm = "prompt-sessions"
@@ -53,7 +56,7 @@ const (
 
 // Arms are the default arms of a comparison, in the order of their knowledge.
 var Arms = []Arm{ArmRandom, ArmRoundRobin, ArmLeastLoad, ArmApproxTTL, ArmApproxLRU, ArmExactRestart, ArmExactOwn,
-	ArmExactShared, ArmOracle}
+	ArmExactShared, ArmKVAtlas, ArmOracle}
 
 // Rivals are the arms of other routers, with the oracle last.
 var Rivals = []Arm{ArmRandom, ArmRoundRobin, ArmLeastRequests, ArmPowerOfTwo, ArmSticky, ArmStickyHead, ArmBoundedHash,
@@ -183,6 +186,11 @@ func ParseArms(names []string) (arms []Arm, err error) {
 func (a Arm) Scales() bool {
 	w, err := a.way()
 	return err == nil && (w.knows == knowsTables || w.knows == knowsIndex || w.rule != nil && !w.shares)
+}
+
+// UsesSessions reports whether an arm chooses by session ids. Requests without one go by the head of their prompt.
+func UsesSessions(a Arm) bool {
+	return a == ArmSticky || a == ArmBoundedHash || a == ArmVLLMHash
 }
 
 func (a Arm) tables() bool { return a == ArmApproxTTL || a == ArmApproxLRU }

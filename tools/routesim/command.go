@@ -52,11 +52,11 @@ is needed; a run takes seconds.
 
 Workloads: two mixes that llm-d has published figures for, generated workloads, the requests of a measured run of vLLM
 servers, and request traces of several forms: Mooncake's, which indexer record export writes, and those of the
-benchmarks of vLLM and llm-d. A trace may have a session_id for each request; else conversations are
-recognised by their prompts. A JSON object with scale and requests, each with session, tokens and hash ids, is a trace
-too; its requests arrive at random moments (a Poisson process) at --rate.
+benchmarks of vLLM and llm-d (docs/recording.md). A trace may have a session_id for each request; else conversations are
+recognised by their prompts.
 
-With --rate, a mix has one stage for each rate after its warm-up, and another workload is run once at each rate. With
+With --rate, a mix has one stage for each rate after its warm-up, and another workload is run once at each rate. The
+times of a trace keep their pattern: all are multiplied by one factor. Without --rate, they stay as they are. With
 --ratio, everything is run once for each amount of KV memory.
 
 Arms:
@@ -73,7 +73,8 @@ Arms:
   approx-ttl, approx-lru         guess from what each router sent where
   exact-own                      an index in each router, from the engines' events
   exact-restart                  the same, and all routers are restarted half-way
-  exact-shared                   one index and one table of requests under way for all routers, as kvatlas has
+  exact-shared                   one index and one table of requests under way for all routers: the knowledge of
+                                 kvatlas, with the policy dynamo
   dynamo-SCALE-CREDIT            exact-shared with these weights of prefill and of overlap
   policy:NAME, own:NAME          exact-shared or exact-own with another policy
   oracle                         the true state of caches and load
@@ -97,7 +98,8 @@ forget theirs).`,
 	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, 8 for a trace")
 	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose")
 	f.IntSliceVar(&fl.routers, "routers", []int{1}, "numbers of routers, for arms whose result depends on the number")
-	f.Float64SliceVar(&fl.rates, "rate", nil, "requests per second (default: as published, or as in the trace)")
+	f.Float64SliceVar(&fl.rates, "rate", nil,
+		"requests per second; scales the times of a trace (default: as published, or as in the trace)")
 	f.Float64SliceVar(&fl.ratios, "ratio", nil,
 		"KV memory of the fleet by the workload's working set (default: --capacity)")
 	f.StringSliceVar(&fl.disturb, "disturb", nil, "disturbance in the middle of the run: router, engine, cache")
@@ -126,7 +128,12 @@ forget theirs).`,
 	f.BoolVar(&fl.asJSON, "json", false, "print the result as a JSON object, without progress")
 	f.BoolVar(&fl.quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		o, err := fl.options(f.Changed("prefill-load-scale"))
+		silent := fl.asJSON || fl.quiet
+		notes := io.Discard
+		if !silent {
+			notes = os.Stderr
+		}
+		o, err := fl.options(f.Changed("prefill-load-scale"), notes)
 		if err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
@@ -137,7 +144,7 @@ forget theirs).`,
 			}
 			defer plot.Close()
 		}
-		if !fl.asJSON && !fl.quiet {
+		if !silent {
 			o.Progress = progress(os.Stderr, time.Now)
 		}
 		rep, err := Compare(cmd.Context(), o)
@@ -180,8 +187,8 @@ func (fl *flags) weights(f *pflag.FlagSet) {
 	add(&c.RouterTemperature, "router-temperature", "0: the smallest cost; above: workers of like cost are drawn")
 }
 
-// options checks everything and reads the workload.
-func (fl *flags) options(scaled bool) (o Options, err error) {
+// options checks everything and reads the workload. notes gets what was detected in a trace.
+func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for _, n := range []struct {
@@ -277,7 +284,7 @@ func (fl *flags) options(scaled bool) (o Options, err error) {
 	}
 	var reqs []trace.Request
 	if fl.trace != "" {
-		if reqs, err = readTrace(fl.trace, fl.format, fl.requests, &fl.blockTokens, fl.seed); err != nil {
+		if reqs, err = readTrace(fl.trace, fl.format, fl.requests, &fl.blockTokens, fl.seed, notes); err != nil {
 			return o, fmt.Errorf("--trace: %w", err)
 		}
 		if !given && trace.CheckBlockSize(fl.blockTokens) == nil {

@@ -51,7 +51,8 @@ dynamo-1-1, the default of Dynamo: requests of which earlier ones had a quarter 
 	f.IntVar(&requests, "requests", 1200, "requests of a workload; the mixes of llm-d have 1,500 and 498 at every rate")
 	f.IntVar(&m.Seeds, "seeds", 5, "number of seeds")
 	f.Float64SliceVar(&m.Loads, "load", []float64{0.4, 0.6, 0.8}, "loads")
-	f.Float64SliceVar(&m.Hosts, "host", []float64{0, 2}, "memory of the host tier, in multiples of the device's; 0: none")
+	f.Float64SliceVar(&m.Hosts, "host", []float64{0, 2},
+		"sizes of the host tier, as multiples of the device memory, not in tokens; 0: none")
 	f.BoolVar(&asJSON, "json", false, "print the result as JSON, and no progress")
 	f.BoolVar(&quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 
@@ -19,8 +20,9 @@ type sample struct {
 }
 
 // readTrace reads a trace of at most limit requests; 0 reads all. An empty format is detected. A file without times
-// gets arrivals of a Poisson process. readTrace sets the tokens of a hash id, unless they are given.
-func readTrace(file, format string, limit int, blockTokens *int, seed uint64) ([]trace.Request, error) {
+// gets arrivals of a Poisson process. readTrace sets the tokens of a hash id, unless they are given, and writes a
+// detected format to w.
+func readTrace(file, format string, limit int, blockTokens *int, seed uint64, w io.Writer) ([]trace.Request, error) {
 	rng := rand.New(rand.NewPCG(seed, 0x73616d706c65))
 	s, err := readSample(file, format)
 	if err != nil {
@@ -35,6 +37,13 @@ func readTrace(file, format string, limit int, blockTokens *int, seed uint64) ([
 			arrive(t.Requests, rng)
 		}
 		*blockTokens = cmp.Or(*blockTokens, t.Tokens)
+		if err := t.CheckTokens(*blockTokens); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		if format == "" {
+			fmt.Fprintf(w, "%s is read as %s, with %d tokens a hash id (--trace-format, --block-tokens)\n", file, t.Format,
+				*blockTokens)
+		}
 		return t.Requests, nil
 	}
 	if s.Scale < 1 || trace.BlockTokens%s.Scale != 0 {

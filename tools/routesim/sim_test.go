@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -376,8 +377,8 @@ func TestCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"ARM", "exact-shared", "WHERE REUSE IS LOST", "What exact shared knowledge buys",
-		"50.00 requests/s"} {
+	for _, want := range []string{"ARM", "exact-shared", "policy:kvatlas", "WHERE REUSE IS LOST",
+		"What exact shared knowledge buys", "50.00 requests/s"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the output lacks %q:\n%s", want, text)
 		}
@@ -393,7 +394,7 @@ func TestCommand(t *testing.T) {
 			t.Fatalf("the plot is no XML: %v", err)
 		}
 	}
-	if n := strings.Count(string(svg), "<polyline"); n != 2*(4+5*2) || strings.Contains(string(svg), "NaN") {
+	if n := strings.Count(string(svg), "<polyline"); n != 2*(4+6*2) || strings.Contains(string(svg), "NaN") {
 		t.Errorf("%d lines in the plot", n)
 	}
 	text, err = run("--trace", file, "--requests", "50", "--arms", "oracle", "--json")
@@ -431,6 +432,7 @@ func TestCommand(t *testing.T) {
 		math.Abs(f.HitRate-float64(288+128)/929) > 1e-9 {
 		t.Errorf("%v: %s", err, text)
 	}
+	checkDetected(t, dir, run)
 	text, err = run("matrix", "--workloads", "agents", "--requests", "60", "--seeds", "1", "--load", "0.5", "--host",
 		"0,1", "--arms", "sticky,random", "--subject", "dynamo-4-4", "--json")
 	var cells []Cell
@@ -486,6 +488,37 @@ func TestCommand(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), bad.want) || !errors.As(err, &usage) ||
 			reflect.TypeOf(err) != reflect.TypeOf(cli.UsageErrorf("")) {
 			t.Errorf("%s: %v", bad.args, err)
+		}
+	}
+}
+
+// checkDetected: the command names the detected format of a trace, and rejects ids of another size.
+func checkDetected(t *testing.T, dir string, run func(...string) (string, error)) {
+	t.Helper()
+	var lines strings.Builder
+	for i := range 50 { // ids of 64 tokens
+		fmt.Fprintf(&lines, `{"timestamp": %d, "input_length": 640, "output_length": 3, "hash_ids": [0,1,2,3,4,5,6,7,8,%d]}
+`, 100*i, 9+i)
+	}
+	file := filepath.Join(dir, "small.jsonl")
+	if err := os.WriteFile(file, []byte(lines.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run("--trace", file, "--arms", "sticky"); err == nil ||
+		!strings.Contains(err.Error(), "about 64 tokens: give the number with --block-tokens") {
+		t.Errorf("ids of 64 tokens are read as ids of 512: %v", err)
+	}
+	if _, err := run("--trace", file, "--arms", "sticky", "--block-tokens", "64"); err != nil {
+		t.Error(err)
+	}
+	for format, want := range map[string]string{
+		"":         file + " is read as mooncake, with 64 tokens a hash id (--trace-format, --block-tokens)\n",
+		"mooncake": "",
+	} {
+		var notes strings.Builder
+		tokens := 64
+		if _, err := readTrace(file, format, 0, &tokens, 1, &notes); err != nil || notes.String() != want {
+			t.Errorf("format %q: %q, %v", format, notes.String(), err)
 		}
 	}
 }

@@ -57,6 +57,9 @@ const (
 	// textBytes is the assumed number of bytes of a token of text.
 	textBytes = 4
 
+	// lastTokens bounds the tokens at the end of a prompt that need no hash id: a block of most engines.
+	lastTokens = 128
+
 	// timedTokens is the default number of tokens of a hash id of VLLMTimed.
 	timedTokens = 16
 
@@ -136,6 +139,35 @@ func Import(r io.Reader, format Format, limit int) (*Imported, error) {
 		}
 	}
 	return t, nil
+}
+
+// CheckTokens returns an error if the numbers of hash ids of most requests do not fit the lengths of the prompts at so
+// many tokens a hash id. A request may have no ids, and need not have an id for the last tokens, less than a block of
+// the engine. Only the formats with ids and lengths of whole prompts are checked.
+func (t *Imported) CheckTokens(tokens int) error {
+	if t.Format != Mooncake && t.Format != VLLMTimed || tokens < 1 {
+		return nil
+	}
+	wrong, of := 0, 0
+	var sizes []int // of the requests: tokens of the prompt for each id, hardly less than the tokens of an id
+	for i := range t.Requests {
+		length, ids := t.Requests[i].InputLength, len(t.Requests[i].HashIDs)
+		if ids == 0 {
+			continue
+		}
+		of++
+		if ids < (max(0, length-lastTokens)+tokens-1)/tokens || ids > (length+tokens-1)/tokens {
+			wrong++
+		}
+		sizes = append(sizes, (length+ids-1)/ids)
+	}
+	if 2*wrong <= of {
+		return nil
+	}
+	slices.Sort(sizes)
+	return fmt.Errorf("%d of %d requests have another number of hash ids than ceil(input_length / %d); an id stands for "+
+		"about %d tokens: give the number with --block-tokens, or the format with --trace-format (%s: %d tokens, %s: %d)",
+		wrong, of, tokens, sizes[len(sizes)*19/20], Mooncake, BlockTokens, VLLMTimed, timedTokens)
 }
 
 // detect returns the format of a file from its first bytes; empty: unknown.

@@ -71,6 +71,55 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// TestFractions: a Mooncake trace may have fractions of a millisecond if its format is given.
+func TestFractions(t *testing.T) {
+	t.Parallel()
+	const file = `{"timestamp": 59.25, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
+{"timestamp": 159.75, "input_length": 600, "output_length": 3, "hash_ids": [0, 2]}`
+	got, err := Import(strings.NewReader(file), Mooncake, 0)
+	if err != nil || fmt.Sprint(got.Requests) != "[{0 600 3 [0 1] } {101 600 3 [0 2] }]" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if err := got.CheckTokens(got.Tokens); err != nil {
+		t.Error(err)
+	}
+	got, err = Import(strings.NewReader(file), "", 0)
+	if err != nil || got.Format != VLLMTimed {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if err := got.CheckTokens(got.Tokens); err == nil || !strings.Contains(err.Error(), "--trace-format") {
+		t.Errorf("two ids for 600 tokens pass for ids of 16 tokens: %v", err)
+	}
+}
+
+// TestCheckTokens: ids of another size than expected are an error with the size that fits.
+func TestCheckTokens(t *testing.T) {
+	t.Parallel()
+	trace := &Imported{Format: Mooncake}
+	for n := range 100 {
+		length := 1000 + 37*n
+		trace.Requests = append(trace.Requests, Request{InputLength: length, HashIDs: make([]uint64, (length+63)/64)})
+	}
+	trace.Requests = append(trace.Requests, Request{InputLength: 9000}, // without ids
+		Request{InputLength: 650, HashIDs: make([]uint64, 10)}) // without an id for the last part
+	if err := trace.CheckTokens(64); err != nil {
+		t.Error(err)
+	}
+	for _, tokens := range []int{16, 32, 128, 512} {
+		if err := trace.CheckTokens(tokens); err == nil ||
+			!strings.Contains(err.Error(), "about 64 tokens: give the number with --block-tokens") {
+			t.Errorf("%d tokens: %v", tokens, err)
+		}
+	}
+	short := &Imported{Format: Mooncake}
+	for range 10 { // an id of 1,024 tokens
+		short.Requests = append(short.Requests, Request{InputLength: 1000, HashIDs: []uint64{1}})
+	}
+	if err := short.CheckTokens(512); err == nil {
+		t.Errorf("ids of 1,024 tokens: %v", err)
+	}
+}
+
 // TestImportRejects: files with missing fields, other forms and bad numbers are errors that name the place.
 func TestImportRejects(t *testing.T) {
 	t.Parallel()

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"math/bits"
 	"os"
+	"strconv"
 )
 
 const (
@@ -30,11 +32,31 @@ type Request struct {
 
 // line is a request in the form of a file. Required fields are pointers.
 type line struct {
-	Timestamp    int64     `json:"timestamp"`
+	Timestamp    moment    `json:"timestamp"`
 	InputLength  *int      `json:"input_length"`
 	OutputLength *int      `json:"output_length"`
 	HashIDs      *[]uint64 `json:"hash_ids"`
 	SessionID    string    `json:"session_id,omitempty"`
+}
+
+// moment is a time in ms. A fraction in a file is rounded.
+type moment int64
+
+// UnmarshalJSON reads a number.
+func (m *moment) UnmarshalJSON(b []byte) error {
+	if n, err := strconv.ParseInt(string(b), 10, 64); err == nil {
+		*m = moment(n)
+		return nil
+	}
+	var x float64
+	if err := json.Unmarshal(b, &x); err != nil {
+		return err
+	}
+	if math.Abs(x) > 1<<62 {
+		return fmt.Errorf("timestamp %v is out of range", x)
+	}
+	*m = moment(math.Round(x))
+	return nil
 }
 
 // ErrFormat reports a file with invalid content.
@@ -95,7 +117,7 @@ func parse(b []byte) (Request, error) {
 	case *l.OutputLength < 0:
 		return Request{}, fmt.Errorf("output_length %d is negative", *l.OutputLength)
 	}
-	return Request{l.Timestamp, *l.InputLength, *l.OutputLength, *l.HashIDs, l.SessionID}, nil
+	return Request{int64(l.Timestamp), *l.InputLength, *l.OutputLength, *l.HashIDs, l.SessionID}, nil
 }
 
 // Read reads the first limit requests of a trace, or all if limit is 0. An error names the line.
@@ -135,7 +157,7 @@ func Write(w io.Writer, reqs []Request) error {
 		if ids == nil {
 			ids = []uint64{}
 		}
-		text, err := json.Marshal(line{r.Timestamp, &r.InputLength, &r.OutputLength, &ids, r.SessionID})
+		text, err := json.Marshal(line{moment(r.Timestamp), &r.InputLength, &r.OutputLength, &ids, r.SessionID})
 		if err != nil {
 			return fmt.Errorf("write trace: request %d: %w", i, err)
 		}
