@@ -44,8 +44,9 @@ beside the measured values. The first lines are the error of the replay itself: 
 measured values.
 
 The first half of the requests fills the caches and fits the speed of the simulated engines to the recorded latencies.
-All figures are of the second half. EXPECTED is the measured value with the difference between the replays of today's
-fleet and of the changed fleet. docs/what-if.md explains the assumptions.
+All figures are of the second half. EXPECTED is the measured hit rate plus the difference between the replays of the
+changed fleet and of today's fleet. Times and throughput are the measured ones, multiplied by CHANGED / TODAY'S FLEET.
+docs/what-if.md explains the assumptions.
 
 The requests come from JetStream, and the workers with their capacities from an indexer. --file and --fleet read both
 from files. The NATS user needs the rights of a node, or of an analyst together with --fleet.
@@ -71,7 +72,8 @@ Exit status 1 if there is too little data or the change cannot be simulated, 2 f
 		cli.Var(&fl.capacity, "capacity", "",
 			"change: device memory for KV cache of each worker: a factor such as 2x, tokens, or bytes such as 80GiB"),
 		cli.Var(&fl.host, "host-tier", "",
-			"change: host memory for KV cache of each worker, in the same forms; 0 removes the tier"),
+			"change: host memory for KV cache of each worker: a factor such as 2x, tokens, or bytes such as 200GiB; "+
+				"0 removes the tier"),
 		cli.Var(&fl.policy, "policy", "", "change: the policy, or a way of indexer simulate --arms"),
 		cli.Var(&fl.routers, "routers", 0,
 			"change: routers with an index and loads of their own; 0: shared by all nodes, as now"),

@@ -16,8 +16,9 @@
 //   - baseline: the recorded policy chooses among today's workers.
 //   - changed: the same with the changes.
 //
-// The expected figures are the measured figures with the difference between baseline and changed: the error that both
-// replays have in common cancels out.
+// The expected hit rate is the measured one plus the difference between changed and baseline. Expected times and
+// throughput are the measured ones, multiplied by changed / baseline. So the error that both replays have in common
+// cancels out.
 //
 // # Names of blocks
 //

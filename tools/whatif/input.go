@@ -66,6 +66,7 @@ type Counts struct {
 	Unreported    int `json:"unreported"`       // without a report of the engine: the reuse is the estimate of the index
 	NoLatency     int `json:"no_latency"`       // without the time to the first token
 	NoOutput      int `json:"no_output"`        // without the length of the answer
+	NoSession     int `json:"no_session"`       // without a session_id
 	EngineHashes  int `json:"engine_hashes"`    // by engine hashes: common prefixes with other requests are unknown
 	Incomplete    int `json:"incomplete"`       // chosen without the blocks of some partitions
 	DroppedByNode int `json:"dropped"`          // records that nodes have dropped
@@ -278,6 +279,7 @@ func (in *Input) requests(fits func(*request) bool) (list []*request, err error)
 		count(in.engine[i], &in.EngineHashes)
 		count(!x.reported, &in.Unreported)
 		count(x.first == 0, &in.NoLatency)
+		count(x.session == 0, &in.NoSession)
 		count(x.guessed, &in.NoOutput)
 	}
 	in.Replayed = len(list)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/kvatlas/kvatlas/tools/routesim"
 )
 
 // notes adds the sentences about unknown facts to a report.
@@ -28,13 +30,16 @@ func (r *replays) notes(rep *Report, today *Fleet) {
 	add(c.Incomplete > 0, "%d requests were routed while partitions of the index were missing", c.Incomplete)
 	add(c.Unreported > 0, "%d of %d requests have no report of the engine: their measured reuse is the estimate of the "+
 		"index (POST /v1/report, or a gateway, reports the engine's)", c.Unreported, c.Replayed)
-	add(c.NoLatency > 0, "%d of %d requests have no time to the first token (routers report it by prefill_complete)",
-		c.NoLatency, c.Replayed)
+	add(c.NoLatency > 0, "%d of %d requests have no time to the first token (routers report it by prefill_complete, and "+
+		"free records it at the end)", c.NoLatency, c.Replayed)
 	add(c.NoOutput > 0,
 		"%d requests have no length of the answer: their answers get the length that fits the duration, or "+
 			"the usual length", c.NoOutput)
 	add(time.Duration(c.LongestPause)*time.Millisecond > 10*time.Minute, "the longest pause without a request is %s: the "+
 		"recording may have been off", time.Duration(c.LongestPause)*time.Millisecond)
+	add(c.NoSession > 0 && routesim.UsesSessions(rep.ChangedPolicy), "%d of %d requests have no session_id: %s chooses "+
+		"by the first 1,024 tokens of their prompts, and may look worse than with the sessions of your clients", c.NoSession,
+		c.Replayed, rep.ChangedPolicy)
 	r.fleetNotes(add, today)
 	add(rep.Span > rep.Engine.BlockSize, "a recorded name covers %d tokens; common prefixes end at these borders, unless "+
 		"the worker of the request held more (a smaller --record-span of indexer serve is exact)", rep.Span)

@@ -42,8 +42,8 @@ type Report struct {
 	Baseline      Figures `json:"baseline"`
 	BaselineError Errors  `json:"baseline_error"`
 
-	// Changed is the replay with the changes. Expected are the measured figures with the difference between Baseline and
-	// Changed. nil without changes.
+	// Changed is the replay with the changes. Expected has the measured hit rate plus the difference between Changed and
+	// Baseline, and the measured times multiplied by Changed / Baseline. nil without changes.
 	Changes  Changes  `json:"changes"`
 	Changed  *Figures `json:"changed,omitempty"`
 	Expected *Figures `json:"expected,omitempty"`
@@ -156,7 +156,8 @@ func errorOf(replay, measured *Figures) Errors {
 		relative(replay.TTFTP50, measured.TTFTP50), relative(replay.TTFTP99, measured.TTFTP99)}
 }
 
-// expected returns the measured figures with the difference between two replays.
+// expected returns the measured figures with the effect between two replays: a difference of hit rates, a factor of
+// times and throughput.
 func expected(measured, baseline, changed *Figures) *Figures {
 	f := *changed
 	scale := func(m, b, c float64) float64 {

@@ -347,6 +347,31 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// TestNotes: the notes name the calls that a recording lacks, and ways by session that have no sessions.
+func TestNotes(t *testing.T) {
+	t.Parallel()
+	tr := generate(rand.New(rand.NewPCG(*seed, 9)), 200, 2, blockSize, func(int, []uint64) int { return 0 })
+	notes := func(policy string) string {
+		rep := run(t, Options{Input: tr.input(t), Fleet: fleetOf(2, 100), Changes: Changes{Policy: policy}})
+		return strings.Join(rep.Notes, "\n")
+	}
+	const lost = "have no session_id: sticky chooses by"
+	if text := notes("sticky"); strings.Contains(text, lost) ||
+		!strings.Contains(text, "200 of 200 requests have no time to the first token (routers report it by "+
+			"prefill_complete, and free records it at the end)") {
+		t.Error(text)
+	}
+	for i := range tr.joined[:150] {
+		tr.joined[i].Session = 0
+	}
+	if text := notes("sticky"); !strings.Contains(text, "150 of 200 requests "+lost) {
+		t.Error(text)
+	}
+	if text := notes("dynamo"); strings.Contains(text, "session_id") {
+		t.Error(text)
+	}
+}
+
 // TestRefusals: an analysis without a basis is an error with the reason.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
