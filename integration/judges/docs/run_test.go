@@ -262,8 +262,8 @@ func (r *reader) logs() (all string) {
 type comparison int
 
 const (
-	// times: durations and times of day may differ.
-	times comparison = iota
+	// The default: durations and times of day may differ.
+	_ comparison = iota
 
 	// numbers: all numbers, sizes and bars may differ, and rows that differ in nothing else may have another order and
 	// number. Words and columns are equal.
