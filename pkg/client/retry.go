@@ -74,8 +74,8 @@ func (r *retry) failed(now time.Duration, why string) {
 	}
 }
 
-// over reports whether the request has failed: further retries are forbidden, or past the limit of r.bound. A retry that
-// was due within the limit takes place, even if a busy machine wakes the caller later.
+// over reports whether the request has failed: further retries are forbidden, or past the limit of r.bound. A retry
+// that was due within the limit takes place, even if a busy machine wakes the caller later.
 func (r *retry) over(now time.Duration) bool {
 	if r.pending > 0 {
 		return false
