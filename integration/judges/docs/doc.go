@@ -19,7 +19,7 @@
 // Two kinds of comparison exist. Both ignore the width of columns and empty lines. A line "..." of the page matches any
 // lines.
 //
-//   - the default: durations and times of day may differ. All other words and numbers are equal.
+//   - the default: durations, times of day and versions may differ. All other words and numbers are equal.
 //   - numbers: all numbers, sizes and bars may differ, and the order and number of similar rows. Words and columns are
 //     equal.
 package docs

@@ -262,7 +262,7 @@ func (r *reader) logs() (all string) {
 type comparison int
 
 const (
-	// The default: durations and times of day may differ.
+	// The default: durations, times of day and versions may differ.
 	_ comparison = iota
 
 	// numbers: all numbers, sizes and bars may differ, and rows that differ in nothing else may have another order and
@@ -272,6 +272,7 @@ const (
 
 var (
 	spaces  = regexp.MustCompile(`\s+`)
+	version = regexp.MustCompile(`\bv\d+\.\d+\.\d+(-\w+)?\b`)
 	moment  = regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+Z|\b\d\d:\d\d:\d\d\b`)
 	lasting = regexp.MustCompile(`\b\d+(\.\d+)? ?(ns|µs|ms|s|m|h)\b|\b(\d+(\.\d+)?(ms|h|m|s))+\b`)
 	number  = regexp.MustCompile(`\d+(\.\d+)?k?([-,]\d+)*`)
@@ -281,7 +282,8 @@ var (
 
 // line rewrites a line for the comparison.
 func (c comparison) line(text string) string {
-	text = lasting.ReplaceAllString(moment.ReplaceAllString(text, "MOMENT"), "TIME")
+	text = moment.ReplaceAllString(version.ReplaceAllString(text, "VERSION"), "MOMENT")
+	text = lasting.ReplaceAllString(text, "TIME")
 	if c == numbers {
 		text = size.ReplaceAllString(number.ReplaceAllString(bar.ReplaceAllString(text, ""), "N"), "N B")
 	}
