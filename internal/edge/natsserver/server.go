@@ -249,7 +249,10 @@ func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, err
 				why = fmt.Errorf("port of %s: %w", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)), ErrInUse)
 			}
 		case <-ctx.Done():
-			why = fmt.Errorf("not ready in time: %w %s", ctx.Err(), unhealthy)
+			why = fmt.Errorf("not ready in time: %w", ctx.Err())
+			if unhealthy != "" {
+				why = fmt.Errorf("%w: %s", why, unhealthy)
+			}
 		case <-warn:
 			if o.Logger != nil {
 				o.Logger.Warn("the NATS server in this process is not ready yet", "error", unhealthy, "what_to_do",
