@@ -1,7 +1,6 @@
 package helm
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"

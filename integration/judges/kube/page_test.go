@@ -51,7 +51,7 @@ func (w *world) complete(from *network, p *pod, first int) error {
 // "after" are registered with their addresses, and the index has their blocks.
 func TestPage(t *testing.T) {
 	list := blocks(t, "kubernetes.md")
-	if len(list) != 6 {
+	if len(list) != 7 {
 		t.Fatalf("the page has %d YAML blocks: add the expected effect of the new blocks", len(list))
 	}
 	disks(t)
@@ -61,7 +61,7 @@ func TestPage(t *testing.T) {
 	asking := w.client("asking", `kvatlas.io/http-client: "true"`)
 	indexer := net.JoinHostPort(w.serviceIP("kvatlas-indexer"), "8090")
 
-	before, after, sglang, stateful, podShims, plain := list[0], list[1], list[2], list[3], list[4], list[5]
+	before, after, closed, sglang, stateful, podShims, plain := list[0], list[1], list[2], list[3], list[4], list[5], list[6]
 	apply(t, w.namespace, before)
 	w.rolledOut("deployment/vllm")
 	apply(t, w.namespace, after)
@@ -80,6 +80,24 @@ func TestPage(t *testing.T) {
 			return err == nil && strings.Contains(text, "kvatlas_shim_events_total"), fmt.Sprintf("%v\n%.500s", err, text)
 		})
 	}
+
+	apply(t, w.namespace, closed)
+	for port, open := range map[string]bool{"8000": true, "5557": false, "5657": false, "9091": false} {
+		running := w.pods("-l", "app=vllm", "--field-selector", "status.phase=Running")
+		address := net.JoinHostPort(running[0].Status.PodIP, port)
+		eventually(t, time.Minute, fmt.Sprintf("port %s of an engine is open to other pods: %v", port, open),
+			func() (bool, string) {
+				is := asking.open(address)
+				return is == open, fmt.Sprint(is)
+			})
+	}
+	helm(t, "-n", w.namespace, "upgrade", "kvatlas", file(t, chart), "--reuse-values", "--set",
+		"tokenizers.models.qwen3.engines=tokenize", "--wait", "--timeout", "5m")
+	eventually(t, time.Minute, "a chat is tokenized by the engines", func() (bool, string) {
+		text, err := w.request(asking, indexer, "POST", "/v1/find",
+			`{"model":"qwen3","messages":[{"role":"user","content":"hello"}]}`)
+		return strings.Contains(text, `"tokenized":true`), fmt.Sprintf("%s, %v", text, err)
+	})
 
 	apply(t, w.namespace, sglang)
 	w.rolledOut("deployment/sglang")

@@ -166,6 +166,9 @@ func handler(s *settings, ranks []*enginesim.Engine) http.Handler {
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, "engine_requests_total %d\n", served.Load())
 	})
+	mux.HandleFunc("POST /tokenize", func(w http.ResponseWriter, _ *http.Request) { // as vLLM answers; the text is not read
+		fmt.Fprint(w, `{"count":3,"max_model_len":40960,"tokens":[1,2,3]}`)
+	})
 	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) {
 		var request struct {
 			Model  string
