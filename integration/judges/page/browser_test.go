@@ -107,12 +107,22 @@ func (b *browser) await(expression string) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, harness.Patience)
 	defer cancel()
-	err := chromedp.Run(ctx, chromedp.Poll("Boolean("+expression+")", nil, chromedp.WithPollingTimeout(0)))
+	poll := chromedp.Poll("Boolean("+expression+")", nil, chromedp.WithPollingTimeout(0))
+	err := chromedp.Run(ctx, poll)
+	for navigated(err) {
+		err = chromedp.Run(ctx, poll)
+	}
 	if err != nil {
 		var shown string
 		_ = chromedp.Run(b.ctx, chromedp.Evaluate("document.body.innerText", &shown))
 		b.Fatalf("waited for %s: %v; the page shows\n%s", expression, err, shown)
 	}
+}
+
+// navigated reports whether an evaluation failed because the browser went to another page meanwhile.
+func navigated(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "Cannot find context") ||
+		strings.Contains(err.Error(), "context was destroyed") || strings.Contains(err.Error(), "navigated or closed"))
 }
 
 // view goes to a view.

@@ -23,7 +23,7 @@ func TestSite(t *testing.T) {
 	}
 	const first, at = "document.querySelector('#found a')", "location.pathname + location.hash"
 	for _, c := range []struct{ words, heading, end string }{
-		{"uninstall", "Installing: Uninstall", "/docs/install.html#uninstall"},
+		{"from an archive", "Installing: From an archive", "/docs/install.html#from-an-archive"},
 		{"rights of a key", "Security: Rights of a key", "/docs/security.html#rights-of-a-key"},
 		{"ray serve replica_metadata", "Routers written in Python: Ray Serve LLM", "/docs/python-routers.html#ray-serve-llm"},
 	} {
