@@ -61,7 +61,8 @@ func TestPage(t *testing.T) {
 	asking := w.client("asking", `kvatlas.io/http-client: "true"`)
 	indexer := net.JoinHostPort(w.serviceIP("kvatlas-indexer"), "8090")
 
-	before, after, closed, sglang, stateful, podShims, plain := list[0], list[1], list[2], list[3], list[4], list[5], list[6]
+	before, after, closed, sglang := list[0], list[1], list[2], list[3]
+	stateful, podShims, plain := list[4], list[5], list[6]
 	apply(t, w.namespace, before)
 	w.rolledOut("deployment/vllm")
 	apply(t, w.namespace, after)

@@ -166,7 +166,8 @@ func handler(s *settings, ranks []*enginesim.Engine) http.Handler {
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, "engine_requests_total %d\n", served.Load())
 	})
-	mux.HandleFunc("POST /tokenize", func(w http.ResponseWriter, _ *http.Request) { // as vLLM answers; the text is not read
+	// The form is vLLM's. The text is not read.
+	mux.HandleFunc("POST /tokenize", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"count":3,"max_model_len":40960,"tokens":[1,2,3]}`)
 	})
 	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) {
