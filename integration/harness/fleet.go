@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -20,11 +21,11 @@ type Fleet struct {
 	Engines map[events.WorkerID]*enginesim.Engine
 }
 
-// Ask returns a client of a node's HTTP port. It repeats no request only because the answer is late, as a busy machine
-// delays all of them: a recording has every request once.
+// Ask returns a client of a node's HTTP port. A node answers or refuses within 5 s, so the client repeats a request only
+// after 10 s: a recording has every request once, also on a busy machine.
 func Ask(t testing.TB, address string) *client.Client {
 	t.Helper()
-	c, err := client.HTTP([]string{"http://" + address}, client.Options{HedgeAfter: Patience})
+	c, err := client.HTTP([]string{"http://" + address}, client.Options{HedgeAfter: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
