@@ -21,8 +21,8 @@ type Fleet struct {
 	Engines map[events.WorkerID]*enginesim.Engine
 }
 
-// Ask returns a client of a node's HTTP port. A node answers or refuses within 5 s, so the client repeats a request only
-// after 10 s: a recording has every request once, also on a busy machine.
+// Ask returns a client of a node's HTTP port. A node answers or refuses within 5 s, so the client repeats a request
+// only after 10 s: a recording has every request once, also on a busy machine.
 func Ask(t testing.TB, address string) *client.Client {
 	t.Helper()
 	c, err := client.HTTP([]string{"http://" + address}, client.Options{HedgeAfter: 10 * time.Second})
