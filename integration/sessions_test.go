@@ -81,7 +81,7 @@ func TestSessionBlocks(t *testing.T) {
 	for i := range 3 {
 		asks = append(asks, startNode(fmt.Sprint("n", i)))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*harness.Patience)
 	defer cancel()
 	start := func(name string, release enginesim.Release, announced func(enginesim.Announced)) *enginesim.Engine {
 		e, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: size, Capacity: room, Release: release,
@@ -143,7 +143,7 @@ func TestSessionBlocks(t *testing.T) {
 		}
 		for i, c := range asks {
 			harness.Eventually(t, fmt.Sprintf("node %d has the blocks of %s", i, id), func() (bool, string) {
-				got, err := c.Sessions(ctx, &api.SessionsRequest{SessionID: id})
+				got, err := c.Sessions(t.Context(), &api.SessionsRequest{SessionID: id})
 				return err == nil && slices.Equal(got.Held, want) && got.Missing == nil && got.Unknown == 0,
 					fmt.Sprintf("%+v, %v, want %+v", got, err, want)
 			})
@@ -170,7 +170,7 @@ func TestSessionBlocks(t *testing.T) {
 	restarted := startNode("n0")
 	for id, want := range answers {
 		harness.Eventually(t, "the restarted node has the blocks of "+id, func() (bool, string) {
-			got, err := restarted.Sessions(ctx, &api.SessionsRequest{SessionID: id})
+			got, err := restarted.Sessions(t.Context(), &api.SessionsRequest{SessionID: id})
 			return err == nil && slices.Equal(got.Held, want) && got.Missing == nil, fmt.Sprintf("%+v, %v, want %+v", got, err,
 				want)
 		})

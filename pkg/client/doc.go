@@ -23,8 +23,8 @@
 //     the error after [Options.Absent] or half of the deadline.
 //   - If no answer arrives within HedgeAfter, usually 250 ms, or a quarter of the deadline, the client sends a second
 //     request beside the first (a hedged request). The wait before a further hedged request doubles. At most a tenth of
-//     all requests are hedged, and a hundred at once after a time without hedging. A Select is never hedged, since
-//     every copy would take a place in the queue of a busy fleet.
+//     all requests are hedged, or ten per second if that is more, and a hundred at once after a time without hedging. A
+//     Select is never hedged, since every copy would take a place in the queue of a busy fleet.
 //
 // The client returns the first answer. It sends Verify and Snapshot once. It retries a booking only if no node has
 // received the request.

@@ -16,9 +16,10 @@ import (
 // patience is the time limit for an expected event.
 const patience = 4 * time.Minute
 
-// TestBudget: the budget permits a tenth of all requests, and a hundred at once.
+// TestBudget: the budget permits a tenth of all requests, a hundred at once, and ten per second without any request.
 func TestBudget(t *testing.T) {
-	var b rpc.Budget
+	now := time.Now()
+	b := rpc.Budget{Now: func() time.Time { return now }}
 	spend := func() (n int) {
 		for b.Spend() {
 			n++
@@ -33,6 +34,17 @@ func TestBudget(t *testing.T) {
 	}
 	if n := spend(); n != 5 {
 		t.Errorf("%d more", n)
+	}
+	for range 3 {
+		if now = now.Add(time.Second / 2); spend() != rpc.HedgeRate/2 {
+			t.Error("half a second without requests does not earn half the rate")
+		}
+	}
+	if now = now.Add(-time.Hour); spend() != 0 {
+		t.Error("a step of the clock into the past earns hedged requests")
+	}
+	if now = now.Add(time.Hour); spend() != rpc.HedgeBurst {
+		t.Error("an hour does not fill the budget")
 	}
 	var all sync.WaitGroup
 	for range 8 {

@@ -21,7 +21,7 @@
 //  4. An answer counts for partitions that no earlier answer covered. Missing partitions, and the partitions of an
 //     error, go to the next node at once. If an answer exceeds its node's 95th percentile, another node gets the same
 //     partitions (a hedged request), within the budget of [rpc.Budget] for all clients of this process: a tenth of all
-//     requests. After 250 ms the budget does not matter.
+//     requests, or ten per second. After 250 ms the budget does not matter.
 //  5. A node that failed or was overtaken is penalised: it gets requests only without an alternative until it answers,
 //     and one try a second.
 //  6. [Union] merges. Workers of one partition never depend on another partition, so the union is exact. Partitions

@@ -208,9 +208,9 @@ func TestHedgesKeepToTheirBudget(t *testing.T) {
 		}
 		return ms/2 + time.Duration(rng.Int64N(int64(ms/2)))
 	}}
-	hedges := &rpc.Budget{}
-	peers := NewPeers(hedges)
 	now := time.Duration(0)
+	hedges := &rpc.Budget{Now: func() time.Time { return time.Unix(1, 0).Add(now) }}
+	peers := NewPeers(hedges)
 	kinds := map[Kind]int{}
 	var took []time.Duration
 	run := func(n int) {

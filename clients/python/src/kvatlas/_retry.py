@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 LOST = "lost"  # the connection was, or there is none yet
 ABSENT = "absent"  # nobody served at that moment
@@ -16,23 +18,29 @@ LONG_PAUSE = 0.250  # the longest
 
 HEDGE_RATIO = 10  # one request beside another for so many others
 HEDGE_BURST = 100  # so many at once after a time without
+HEDGE_RATE = 10  # so many per second in any case
 
 
 class Budget:
     """Bounds requests that are sent beside others which may still be answered. Any number of threads may use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
-        self._debt = 0
+        self._clock = clock
+        self._debt = 0.0
+        self._filled = clock()
 
     def earn(self) -> None:
         """A request was sent that is not beside another."""
         with self._lock:
-            self._debt = max(0, self._debt - 1)
+            self._debt = max(0.0, self._debt - 1)
 
     def spend(self) -> bool:
         """Whether another may be sent beside a request."""
         with self._lock:
+            now = self._clock()  # without it, callers that all wait for lost replies would wait until their deadlines
+            self._debt = max(0.0, self._debt - (now - self._filled) * HEDGE_RATE * HEDGE_RATIO)
+            self._filled = now
             if self._debt + HEDGE_RATIO > HEDGE_BURST * HEDGE_RATIO:
                 return False
             self._debt += HEDGE_RATIO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kvatlas._retry import ABSENT, HEDGE_BURST, HEDGE_RATIO, LONG_PAUSE, LOST, REFUSED, SLOW_AFTER, Budget, Retry
+from kvatlas._retry import ABSENT, HEDGE_BURST, HEDGE_RATE, HEDGE_RATIO, LONG_PAUSE, LOST, REFUSED, SLOW_AFTER, Budget, Retry
 
 
 def test_steps() -> None:
@@ -61,11 +61,15 @@ def test_once() -> None:
 
 
 def test_budget() -> None:
-    b = Budget()
+    now = 5.0
+    b = Budget(lambda: now)
     assert sum(b.spend() for _ in range(1000)) == HEDGE_BURST
     for _ in range(10 * HEDGE_RATIO):
         b.earn()
     assert sum(b.spend() for _ in range(1000)) == 10
+    for _ in range(3):
+        now += 0.5  # no request
+        assert sum(b.spend() for _ in range(1000)) == HEDGE_RATE // 2
     for _ in range(100_000):
         b.earn()
     assert sum(b.spend() for _ in range(1000)) == HEDGE_BURST
