@@ -34,8 +34,10 @@ type Config struct {
 	Memories []shared.Memory // further data from another node at the start
 }
 
-// lag is a call's wait for the booking of an unknown id. Another node may have made the booking a moment ago.
-const lag = 10 * time.Millisecond
+// lag is a call's longest wait for the booking of an unknown id. Another node may have made the booking a moment ago,
+// and the message about it may be late: a busy node or network delays it. An end without a wait would be lost, and the
+// request would count until its expiry.
+const lag = time.Second
 
 // Service keeps the tables of requests under way equal on all nodes. Readers of tables share the lock. Bookings reach
 // remote nodes only while the service runs.
@@ -102,18 +104,26 @@ func (s *Service) Free(ctx context.Context, model Model, id string) error {
 	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Free(now, model, id) })
 }
 
-// update changes a request. If there are peers, update first waits a moment for the booking of an unknown id.
+// update changes a request. If there are peers, update first waits for the booking of an unknown id.
 func (s *Service) update(ctx context.Context, model Model, id string, do func(*Replica, time.Duration) error) error {
-	s.Mu.RLock()
-	t := s.Machine.Table(model)
-	wait := s.Machine.Peers() > 0 && (t == nil || !t.Has(id))
-	s.Mu.RUnlock()
-	if wait {
-		if !loop.Wait(ctx, lag) {
-			return context.Cause(ctx)
-		}
+	if err := awaitBooking(ctx, func() bool {
+		s.Mu.RLock()
+		defer s.Mu.RUnlock()
+		t := s.Machine.Table(model)
+		return t != nil && t.Has(id) || s.Machine.Peers() == 0
+	}); err != nil {
+		return err
 	}
 	return s.Change(do)
+}
+
+// awaitBooking waits until arrived returns true, and at most for lag. The error is the context's.
+func awaitBooking(ctx context.Context, arrived func() bool) error {
+	limit, cancel := context.WithTimeout(ctx, lag)
+	defer cancel()
+	for pause := time.Millisecond; !arrived() && loop.Wait(limit, pause); pause = min(2*pause, lag/20) {
+	}
+	return context.Cause(ctx)
 }
 
 // RemoveRank removes a rank with its requests. See [Table.RemoveRank].
@@ -147,14 +157,13 @@ func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
 	return Model{}, false
 }
 
-// LocateSoon calls [Service.Locate]. If there are peers, LocateSoon waits a moment for the booking of an unknown id.
-func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) bool) (Model, bool) {
-	m, found := s.Locate(id, among)
-	if found || s.Status().Peers == 0 {
-		return m, found
-	}
-	loop.Wait(ctx, lag)
-	return s.Locate(id, among)
+// LocateSoon calls [Service.Locate]. If there are peers, LocateSoon waits for the booking of an unknown id.
+func (s *Service) LocateSoon(ctx context.Context, id string, among func(Model) bool) (m Model, found bool) {
+	_ = awaitBooking(ctx, func() bool {
+		m, found = s.Locate(id, among)
+		return found || s.Status().Peers == 0
+	})
+	return m, found
 }
 
 // Read calls read with a model's table. It returns false if there is no table. The table does not change during the

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/testkit"
@@ -173,6 +175,30 @@ func TestThreeNodes(t *testing.T) {
 	if !st.Ready || len(st.Models) != 1 || st.Models[0].Model != m || st.Counts.Received == 0 || st.Counts.Malformed > 0 {
 		t.Errorf("%+v", st)
 	}
+}
+
+// TestAwaitBooking: a call waits up to a second for a booking, and checks for it often.
+func TestAwaitBooking(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, late := range []time.Duration{0, 3 * time.Millisecond, 400 * time.Millisecond, time.Hour} {
+			begun, checks := time.Now(), 0
+			if err := awaitBooking(t.Context(), func() bool {
+				checks++
+				return time.Since(begun) >= late
+			}); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(begun); took < min(late, lag) || took > min(late+50*time.Millisecond, lag) || checks > 30 {
+				t.Errorf("a booking after %v: a wait of %v with %d checks", late, took, checks)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), lag/2)
+		defer cancel()
+		if err := awaitBooking(ctx, func() bool { return false }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a deadline before the end of the wait: %v", err)
+		}
+	})
 }
 
 // TestServiceAlone calls Alone on the only service. The service is ready at once.
