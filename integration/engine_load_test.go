@@ -145,7 +145,7 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 	nodes := make([]*client.Client, 2)
 	for i := range nodes {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "4",
-			"--http-listen", "127.0.0.1:0", "--request-expiry", "60s")
+			"--http-listen", "127.0.0.1:0", "--request-expiry", "15m")
 		c := harness.Ask(t, p.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		p.WaitFor(`msg=ready`)
 		nodes[i] = c
