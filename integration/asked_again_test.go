@@ -41,8 +41,7 @@ func TestAskedAgain(t *testing.T) {
 	for _, p := range nodes {
 		p.WaitFor(`msg=ready`)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var mu sync.Mutex
 	again := map[string]int{}
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + addr}, Wait: true})

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -81,8 +80,7 @@ func TestCapacity(t *testing.T) {
 	const size, room, workers = harness.BlockSize, 40, 8
 	fleet := harness.StartFleet(t, harness.FleetConfig{Nodes: 3, Workers: workers, Capacity: room})
 	asks := fleet.Asks
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	var sent []routedPrompt
 	for i := range 600 {

@@ -21,8 +21,7 @@ import (
 func TestClientOutsideTheModule(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	harness.PublishAs(t, ctx, harness.OpenNamespace(t, ctx, x.NATS), "w1", &events.Batch{
 		Incarnation: 1, FirstID: 1, Model: "m", BlockSize: 4, Events: []events.Event{{
 			Kind: events.Stored, Tier: events.Device,
@@ -83,8 +82,7 @@ func buildOutside(t *testing.T, ctx context.Context, name string) (program, deps
 // for choices. The program links no NATS client.
 func TestPolicyOutsideTheModule(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	program, deps := buildOutside(t, ctx, "policy")
 	if strings.Contains(deps, "nats") {
 		t.Errorf("a policy brings NATS:\n%s", deps)

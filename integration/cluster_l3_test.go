@@ -61,8 +61,7 @@ func TestStoreInAnswersOfManyNodes(t *testing.T) {
 	alone := harness.StartIndexer(t, t.TempDir(), "", flags...)
 
 	// Every worker holds the beginning of a prompt, and loads by its registration.
-	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	rng := rand.New(rand.NewPCG(7, 8))
 	common := harness.Tokens(1, blocks*harness.BlockSize)
 	prompt := func() []uint32 {

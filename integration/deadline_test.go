@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"syscall"
@@ -35,8 +34,7 @@ func TestDeadline(t *testing.T) {
 		harness.ServePrompt(t, e, prompt)
 		nodes[0].WaitDepth(t, "m", prompt, fmt.Sprint("w", i), 4)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	c, err := client.HTTP([]string{"http://" + nodes[0].HTTP}, client.Options{Absent: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,8 +19,7 @@ import (
 // doctorsFleet has shims beside faulty engines.
 func doctorsFleet(t *testing.T, s *staged) {
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	ns := harness.OpenNamespace(t, ctx, x.NATS)
 	next := 0
 	serve := func(e *enginesim.Engine) {

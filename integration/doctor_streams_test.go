@@ -93,8 +93,7 @@ func doctorsStreams(t *testing.T, s *staged) {
 		}})
 
 	// A host has a clock a minute behind.
-	ctx, cancel := context.WithTimeout(context.Background(), 2*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	options := jetstream.ConnOptions{URLs: []string{"nats://" + nats}, Core: true}
 	clocks := func(offset time.Duration) *doctor.Report {
 		return doctor.Examine(ctx, doctor.Config{Namespace: "default", Shown: nats, Timeout: harness.Patience,

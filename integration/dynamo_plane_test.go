@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -30,8 +29,7 @@ func TestDynamoPlane(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	for _, worker := range []events.WorkerID{"7", "8"} {
 		if _, err := c.RegisterWorker(ctx, &api.WorkerRegistration{Instance: worker, Model: "org/m.1",
 			BlockSize: harness.BlockSize, WorkerSpec: api.WorkerSpec{Events: api.EventsNone}}); err != nil {

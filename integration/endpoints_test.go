@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"reflect"
 	"strings"
@@ -32,8 +31,7 @@ func TestEndpoints(t *testing.T) {
 		harness.ServePrompt(t, engine, prompt[:(6-i)*harness.BlockSize])
 		nodes[0].WaitDepth(t, "m", prompt, fmt.Sprint("w", i+1), uint32(6-i))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	over, err := client.NATS(connectNATS(t, "nats://"+nats), "default", client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -47,8 +47,7 @@ func TestEngineHashes(t *testing.T) {
 		}
 		return list
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	depth := func(worker string, n uint32) api.Overlap {
 		return api.Overlap{Instance: events.WorkerID(worker), Device: n}
 	}

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,8 +25,7 @@ func TestEngineLoad(t *testing.T) {
 	if err := os.WriteFile(config, []byte("active_decode_blocks_threshold: 0.9\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	launch := func(id string) (*harness.Process, *client.Client) {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", id, "--partitions", "4", "--http-listen",
 			"127.0.0.1:0", "--routing-config", config)
@@ -143,12 +141,11 @@ func onEventPlane(topic string, payload []byte) []byte {
 func TestRequestsOfDynamosRouters(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	nodes := make([]*client.Client, 2)
 	for i := range nodes {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "4",
-			"--http-listen", "127.0.0.1:0", "--request-expiry", "60s")
+			"--http-listen", "127.0.0.1:0", "--request-expiry", "15m")
 		c := harness.Ask(t, p.WaitFor(`HTTP is served" listen=(\S+)`)[1])
 		p.WaitFor(`msg=ready`)
 		nodes[i] = c

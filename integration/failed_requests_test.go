@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -17,8 +16,7 @@ import (
 func TestFailedRequests(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var nodes []*client.Client
 	addresses := []string{}
 	for i := range 2 {

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,8 +47,7 @@ accounts {
 	for _, id := range []string{"a", "b", "c"} {
 		start(id, "--otlp-endpoint", collector.URL, "--otlp-headers-file", collector.Headers, "--trace-sample", "1")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	connect := func(user string) *jetstream.Conn {
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + user + ":p@" + addr},
 			Core: user == "other"})

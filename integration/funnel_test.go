@@ -34,8 +34,7 @@ func TestFunnel(t *testing.T) {
 		c := harness.Ask(t, x.HTTP)
 		asks = append(asks, c)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	ns := harness.OpenNamespace(t, ctx, nats)
 
 	small, err := enginesim.Start(context.Background(), enginesim.Config{BlockSize: size, Capacity: 40})

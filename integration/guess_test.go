@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,8 +34,7 @@ func TestGuesses(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	prompt := harness.Tokens(1, 10*harness.BlockSize)
 	request := func(id string, blocks int) *client.SelectRequest {
 		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt[:blocks*harness.BlockSize]},
@@ -143,8 +141,7 @@ func TestPredictOnRoute(t *testing.T) {
 		"--worker", "w", "--model", "m", "--block-size", fmt.Sprint(harness.BlockSize)).WaitFor("connected to the engine")
 	harness.ServePrompt(t, engine, harness.Tokens(7, harness.BlockSize))
 	x.WaitDepth(t, "m", harness.Tokens(7, harness.BlockSize), "w", 1)
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	prompt := harness.Tokens(1, 10*harness.BlockSize)
 	send := func(id string) {
 		t.Helper()
@@ -189,8 +186,7 @@ func TestGuessAsTheEngineEvicts(t *testing.T) {
 		fmt.Sprint(harness.BlockSize), "--total-kv-blocks", "16"); r.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	first, second := harness.Tokens(1, 10*harness.BlockSize), harness.Tokens(2, 10*harness.BlockSize)
 	for i, prompt := range [][]uint32{first, second} {
 		id := fmt.Sprint("r", i)

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,8 +17,7 @@ import (
 // requests reuse the copy, and all nodes report the copy with the same use.
 func TestHotPrefixes(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	nats := harness.StartNATS(t)
 	var nodes []string
 	var clients []*client.Client

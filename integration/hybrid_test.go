@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -77,8 +76,7 @@ func (r *hybridRank) event(rng *rand.Rand, locals [][]events.LocalHash) events.E
 func TestHybridModelsOnEveryFace(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--snapshot-interval", "1h")
-	ctx, cancel := context.WithTimeout(t.Context(), 3*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	ns := harness.OpenNamespace(t, ctx, x.NATS)
 	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
 	if err != nil {
@@ -370,8 +368,7 @@ func (p *publisher) publish(events ...map[string]any) {
 func TestExplainNamesTheGroup(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	ctx, cancel := context.WithTimeout(t.Context(), 3*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	ns := harness.OpenNamespace(t, ctx, x.NATS)
 	hasher, err := events.NewHasher(harness.BlockSize, events.Space{})
 	if err != nil {

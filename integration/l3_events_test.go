@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -21,8 +20,7 @@ import (
 // the indexer queries the master again.
 func TestStoreEvents(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	master, err := mastersim.Start(loopback.Reserve(t))
 	if err != nil {
 		t.Fatal(err)

@@ -71,7 +71,7 @@ func TestLameDuckOfCluster(t *testing.T) {
 	for _, p := range processes {
 		p.WaitFor(`Server is ready`)
 	}
-	x := harness.Start(t, "indexer", "serve", "--nats", nats[1], "--nats-wait", "1m", "--http-listen", "127.0.0.1:0")
+	x := harness.Start(t, "indexer", "serve", "--nats", nats[1], "--http-listen", "127.0.0.1:0")
 	x.WaitFor(`msg=ready`)
 	monitorPort := monitors[0][strings.LastIndex(monitors[0], ":"):]
 	host, _, _ := strings.Cut(nats[0], ":")

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -153,8 +152,7 @@ func TestOperator(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	kv, err := js.KeyValue(ctx, "kvatlas_default_snap")
 	if err != nil {
 		t.Fatal(err)
@@ -299,8 +297,7 @@ func TestNoRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	limits := map[string]int64{"KV_EVENTS_default_0": 1048576, "KV_EVENTS_default_3": 1048576,
 		"KV_kvatlas_default_snap": 8388608}
 	for name, want := range limits {

@@ -51,8 +51,7 @@ func TestSelectDisaggregated(t *testing.T) {
 	register(t, x, "d1", `,"role":"decode","topology_domains":{"zone":"a"}`)
 	register(t, x, "d2", `,"role":"decode","topology_domains":{"zone":"b"}`)
 	register(t, x, "p1", `,"role":"prefill","max_num_batched_tokens":100,"topology_domains":{"zone":"a"}`)
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	c, err := client.NATS(connectNATS(t, "nats://"+nats), "default", client.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -122,8 +121,7 @@ func TestSelectSessions(t *testing.T) {
 	for i := range 3 {
 		register(t, nodes[0], fmt.Sprint("w", i), "")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var asks []*client.Client
 	for _, x := range nodes {
 		c := harness.Ask(t, x.HTTP)
@@ -224,8 +222,7 @@ func TestSelectWaits(t *testing.T) {
 	nats := harness.StartNATS(t)
 	nodes := startRouting(t, nats, "queue: {threshold_tokens: 100, max_requests: 1}", "n0", "n1")
 	register(t, nodes[0], "w1", "")
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var asks []*client.Client
 	for _, x := range nodes {
 		c := harness.Ask(t, x.HTTP)

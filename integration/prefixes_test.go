@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,8 +16,7 @@ import (
 // joined if the node has several indexes.
 func TestPrefixesOfAllNodes(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	nats := harness.StartNATS(t)
 	var three []*harness.Process
 	for i := range 3 {

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -33,8 +32,7 @@ type quietCase struct {
 func TestQuietSources(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
-	ctx, cancel := context.WithTimeout(context.Background(), 8*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	prompt := harness.Tokens(1, 2*harness.BlockSize)
 	conn := connectNATS(t, "nats://"+x.NATS)
 	engine := harness.StartSimEngine(t)

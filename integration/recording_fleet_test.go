@@ -33,8 +33,7 @@ func TestRecordingEqualsFunnel(t *testing.T) {
 		c := harness.Ask(t, http)
 		asks = append(asks, c)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	engines := map[events.WorkerID]*enginesim.Engine{}
 	for i := range workers {
 		name := fmt.Sprint("w", i)

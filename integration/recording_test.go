@@ -163,8 +163,7 @@ func TestRecording(t *testing.T) {
 		return p
 	}
 	nats := startNATS()
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var asks []*client.Client
 	for i := range 2 {
 		x := harness.Start(t, "indexer", "serve", "--nats", addr, "--node-id", fmt.Sprint("n", i), "--partitions", "2",

@@ -25,8 +25,7 @@ type records struct {
 }
 
 func startRecords(t *testing.T) *records {
-	ctx, cancel := context.WithTimeout(t.Context(), 4*harness.Patience)
-	t.Cleanup(cancel)
+	ctx := harness.Context(t)
 	s := &records{T: t, ctx: ctx, nats: harness.StartNATS(t)}
 	for i := range 3 {
 		s.nodes, s.https = append(s.nodes, nil), append(s.https, "")

@@ -179,8 +179,7 @@ func (w *regionsWorld) await(t *testing.T, what string, prompts [][]uint32) {
 // without nodes, disappear.
 func TestRegions(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	w := startRegions(t, ctx)
 	a, b, c := w.all[0], w.all[1], w.all[2]
 	w.serve(t, 300)
@@ -337,8 +336,7 @@ func (w *regionsWorld) load(t *testing.T) (stop func(), failed *atomic.Uint64) {
 // a region.
 func TestRegionsWithWrongConfigurations(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	leaf := loopback.Reserve(t)
 	a := startRegion(t, "a", "{ user: region, password: secret }", fmt.Sprintf("listen: %q, no_advertise: true", leaf))
 	b := startRegion(t, "b", "", fmt.Sprintf("remotes: [ { url: \"nats-leaf://region:secret@%s\" } ]", leaf))

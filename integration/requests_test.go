@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,8 +22,7 @@ import (
 func TestRefusedQueriesAreSeen(t *testing.T) {
 	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "", "--query-workers", "1", "--query-queue", "1")
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{URLs: []string{"nats://" + x.NATS}})
 	if err != nil {
 		t.Fatal(err)

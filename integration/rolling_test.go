@@ -44,8 +44,7 @@ func TestRollingRestart(t *testing.T) {
 		https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		p.WaitFor(`msg=ready`)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	ns := harness.OpenNamespace(t, ctx, nats)
 	hasher, err := events.NewHasher(block, events.Space{})
 	if err != nil {

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -66,8 +65,7 @@ const countedRequests = 14
 // asOthersSee sends a tenant's requests, and then requests of other clients. It returns the other clients' replies by
 // question.
 func asOthersSee(t *testing.T, prompt, victim []uint32) map[string]any {
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	x := harness.StartIndexer(t, t.TempDir(), "", "--policy", "dynamo") // no measured value decides
 	ns := harness.OpenNamespace(t, ctx, x.NATS)
 	post := func(path string, body any) (any, int) {

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,8 +15,7 @@ import (
 // blocks: every node counts the blocks that only one worker of all nodes holds, and the loss of each removal.
 func TestRemovalOrder(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	nats := harness.StartNATS(t)
 	var nodes []string
 	for i := range 3 {

@@ -71,8 +71,7 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		https[id] = p.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		p.WaitFor(`msg=ready`)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	connect := func(user string) *jetstream.Conn {
 		conn, err := jetstream.Connect(ctx, jetstream.ConnOptions{
 			URLs: []string{"nats://" + addr}, NkeyFile: filepath.Join(keys, "red-"+user+".nk"), InboxPrefix: "_INBOX_" +

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,8 +38,7 @@ func TestSelect(t *testing.T) {
 		`{"instance":"w3","model":"m","block_size":%d,"events":"none"}`, harness.BlockSize)); err != nil || status != 200 {
 		t.Fatal(status, text, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var asks []*client.Client
 	for _, x := range nodes {
 		c := harness.Ask(t, x.HTTP)

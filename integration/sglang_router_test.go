@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -23,8 +22,7 @@ import (
 func TestSGLangRouter(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var nodes []*harness.Indexer
 	var clients []kvindexerpb.KVIndexerClient
 	for i := range 2 {

@@ -84,8 +84,7 @@ func TestTenants(t *testing.T) {
 		return x
 	}
 	nodes := []*harness.Indexer{start(0), start(1), start(2)}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	engines := map[events.WorkerID]*enginesim.Engine{}
 	for i := range workers {
 		name := fmt.Sprint("w", i)
@@ -257,8 +256,7 @@ func TestTenantQuota(t *testing.T) {
 		x.WaitFor(`msg=ready`)
 		nodes[i] = x
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	harness.StartSimShim(t, harness.StartSimEngine(t), nats, "w1")
 	q := map[string]any{"model": "m", "block_size": size, "tokens": harness.Tokens(1, 4096)}
 	for i, x := range nodes {
@@ -335,8 +333,7 @@ func TestTenantBlocks(t *testing.T) {
 		x.WaitFor(`msg=ready`)
 		nodes[i] = x
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	ns := harness.OpenNamespace(t, ctx, nats)
 	want := map[string]uint64{}
 	for i, p := range []struct {

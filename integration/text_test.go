@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -73,8 +72,7 @@ func TestRequestTemplates(t *testing.T) {
 	if err := os.WriteFile(file, []byte("models: {m: {tokenize: "+url+", timeout_ms: 60000}}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	chat := api.Value(`[{"role":"user","content":"hi"}]`)
 	texts := map[string]*api.Text{
 		"field":     {Messages: chat, ChatTemplate: "{{ messages }}"},
@@ -183,8 +181,7 @@ func TestText(t *testing.T) {
 	harness.ServePrompt(t, one, prompt[:6*harness.BlockSize])
 	harness.ServePrompt(t, two, harness.Tokens(9000, harness.BlockSize))
 	nodes[0].WaitDepth(t, "m", prompt, "w1", 6)
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var asks []*client.Client
 	for _, x := range nodes {
 		c := harness.Ask(t, x.HTTP)
@@ -366,8 +363,7 @@ func TestTextAnnounced(t *testing.T) {
 	harness.StartSimShim(t, sim, nats, "w1", "--serving-endpoint", url)
 	known := harness.Tokens(900000, harness.BlockSize)
 	harness.ServePrompt(t, sim, known)
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	for _, address := range []string{rightAddress, wrongAddress} {
 		x := &harness.Indexer{NATS: nats, HTTP: address}
 		x.WaitDepth(t, "m", known, "w1", 1)

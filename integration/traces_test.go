@@ -93,8 +93,7 @@ func TestTraces(t *testing.T) {
 		x.HTTP = x.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 		x.WaitFor(`msg=ready`)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	one, two := harness.StartSimEngine(t), harness.StartSimEngine(t)
 	traced := harness.StartSimShim(t, one, nats, "traced", sending("1")...)
 	quiet := harness.StartSimShim(t, two, nats, "quiet", sending("0")...)
@@ -283,8 +282,7 @@ func TestTracesGRPC(t *testing.T) {
 	x := harness.StartIndexer(t, t.TempDir(), "", "--node-id", "a", "--grpc-listen", "127.0.0.1:0",
 		"--otlp-endpoint", collector.URL, "--otlp-headers-file", collector.Headers, "--trace-sample", "0")
 	conn := dialGRPC(t, x)
-	ctx, cancel := context.WithTimeout(context.Background(), 4*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	prompt := harness.Tokens(1, 4*harness.BlockSize)
 	e := harness.StartSimEngine(t)
 	harness.StartSimShim(t, e, x.NATS, "one", "--serving-endpoint", "http://127.0.0.1:8000")

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -24,8 +23,7 @@ func TestWhatIf(t *testing.T) {
 	const size, room, workers, requests = harness.BlockSize, 60, 8, 500
 	fleet := harness.StartFleet(t, harness.FleetConfig{Nodes: 3, Workers: workers, Capacity: room,
 		Serve: []string{"--record", "--record-span", "16"}})
-	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	r := rand.New(rand.NewPCG(5, 6))
 	var open []api.Tokens
 	var session []string

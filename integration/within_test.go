@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -20,8 +19,7 @@ import (
 func TestWithin(t *testing.T) {
 	t.Parallel()
 	nats := harness.StartNATS(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*harness.Patience)
-	defer cancel()
+	ctx := harness.Context(t)
 	var clients []*client.Client
 	for i := range 2 {
 		p := harness.Start(t, "indexer", "serve", "--nats", nats, "--node-id", fmt.Sprint("n", i), "--partitions", "4",

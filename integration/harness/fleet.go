@@ -75,8 +75,7 @@ func StartFleet(t testing.TB, c FleetConfig) *Fleet {
 				fmt.Sprint(c.Capacity)}, c.Shim...)...)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
-	defer cancel()
+	ctx := Context(t)
 	for i, ask := range f.Asks {
 		Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
 			p, err := ask.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",

@@ -34,7 +34,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	answer, err := c.Find(ctx, &client.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}})
 	switch client.CodeOf(err) {
@@ -77,8 +77,8 @@ func ExampleClient_Select() {
 	defer c.Close()
 	ctx := context.Background()
 
-	const id = "req-1" // a new id for each try
-	short, cancel := context.WithTimeout(ctx, 250*time.Millisecond)
+	const id = "req-1"                                     // a new id for each try
+	short, cancel := context.WithTimeout(ctx, time.Minute) // in a router, for example 250 ms
 	chosen, err := c.Select(short, &client.SelectRequest{
 		Query: client.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}}, RequestID: id, Book: true,
 	})

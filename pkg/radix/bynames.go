@@ -144,25 +144,60 @@ func (x *Index) Names(id RankID, locals []events.LocalHash) (names []events.Bloc
 	}
 	r := x.slots[id.Slot()]
 	name := x.namesOf(r)
-	at, off := x.v.root(r.space), uint32(0)
+	x.along(r.space, locals, func(block uint32) bool {
+		n, ok := name(block)
+		if ok {
+			names = append(names, n)
+		}
+		return ok
+	})
+	return names
+}
+
+// along calls visit with the blocks of a path, until visit returns false or the index has no next block.
+func (x *Index) along(space uint32, locals []events.LocalHash, visit func(block uint32) bool) {
+	at, off := x.v.root(space), uint32(0)
 	for _, local := range locals {
 		if off == x.v.nodes[at].len {
 			if _, at = x.v.edge(at, uint64(local)); at == 0 {
-				break
+				return
 			}
 			off = 0
 		}
 		block := x.v.nodes[at].start + off
-		if x.v.locals[block] != uint64(local) {
-			break
+		if x.v.locals[block] != uint64(local) || !visit(block) {
+			return
 		}
-		n, ok := name(block)
-		if !ok {
-			break
-		}
-		names, off = append(names, n), off+1
+		off++
 	}
-	return names
+}
+
+// Knows reports whether [Index.Path] has the blocks up to a name. The writer calls it.
+func (x *Index) Knows(id RankID, name events.BlockHash) bool {
+	_, ok := x.known(x.rank(id), name)
+	return ok
+}
+
+// LastHeld returns a function that finds the last block of a path that a rank holds under a name. The function returns
+// the name and the number of blocks up to the block; 0 blocks have no name. ok is false if more than most blocks
+// follow. The writer calls both functions, and [Index.Path] has these blocks until the next change.
+func (x *Index) LastHeld(id RankID) func(path []events.LocalHash, most int) (name events.BlockHash, n int, ok bool) {
+	r, blocks := x.rank(id), []uint32(nil)
+	find := x.namesOf(r)
+	return func(path []events.LocalHash, most int) (name events.BlockHash, n int, ok bool) {
+		blocks = blocks[:0]
+		x.along(r.space, path, func(block uint32) bool {
+			blocks = append(blocks, block)
+			return true
+		})
+		least := max(0, len(path)-most)
+		for n = len(blocks); n > 0 && n >= least; n-- {
+			if name, ok = find(blocks[n-1]); ok {
+				return name, n, true
+			}
+		}
+		return 0, 0, least == 0
+	}
 }
 
 // namesOf returns a function from the blocks of a rank to their names. The function reports false for a block that the

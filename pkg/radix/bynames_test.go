@@ -111,6 +111,23 @@ func TestNames(t *testing.T) {
 				if got := x.Names(id, locals); !slices.Equal(got, want) {
 					t.Fatalf("seed %d, rank %d, family %d: %x, want %x", seed, rank, family, got, want)
 				}
+				last := 40
+				for last > 0 && held[place{rank, family, last - 1}] == 0 {
+					last--
+				}
+				most := rng.IntN(41)
+				got, n, ok := x.LastHeld(id)(locals, most)
+				switch fits := last == 0 && most == 40 || last > 0 && most >= 40-last; {
+				case ok != fits:
+					t.Fatalf("seed %d, rank %d, family %d: %d of 40 blocks end with a held one, at most %d may follow: %t", seed,
+						rank, family, last, most, ok)
+				case ok && n != last, ok && n > 0 && got != name(rank, family, n-1):
+					t.Fatalf("seed %d, rank %d, family %d: %x after %d blocks, want %d blocks", seed, rank, family, got, n, last)
+				case ok && n > 0:
+					if path, known := x.Path(id, got, nil); !known || !slices.Equal(path, locals[:n]) || !x.Knows(id, got) {
+						t.Fatalf("seed %d, rank %d, family %d: the path to %x is %x, want %x", seed, rank, family, got, path, locals[:n])
+					}
+				}
 			}
 		}
 	}

@@ -2,6 +2,8 @@ package snapshot
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -101,6 +103,12 @@ type RankState struct {
 type SessionEnd struct {
 	Session Hex64 `json:"id"`  // an [events.SessionHash]
 	Last    Hex64 `json:"end"` // an [events.BlockHash]
+
+	// After has the local hashes of the session's last blocks, if the image lacks Last. The Blocks blocks before end with
+	// the block of the name Held. Without blocks before, After begins the prompt.
+	After  Locals `json:"after,omitempty"`
+	Held   Hex64  `json:"held,omitzero"` // an [events.BlockHash]
+	Blocks uint32 `json:"blocks,omitempty"`
 }
 
 // Key returns the identity of the rank.
@@ -188,6 +196,32 @@ func (h *Hex64) UnmarshalText(text []byte) error {
 	v, err := strconv.ParseUint(string(text), 16, 64)
 	*h = Hex64(v)
 	return err
+}
+
+// Locals is a list of local hashes, in base64 of 8 little-endian bytes each.
+type Locals []events.LocalHash
+
+func (l Locals) MarshalText() ([]byte, error) {
+	b := make([]byte, 0, 8*len(l))
+	for _, h := range l {
+		b = binary.LittleEndian.AppendUint64(b, uint64(h))
+	}
+	return base64.StdEncoding.AppendEncode(nil, b), nil
+}
+
+func (l *Locals) UnmarshalText(text []byte) error {
+	b, err := base64.StdEncoding.AppendDecode(nil, text)
+	if err == nil && len(b)%8 != 0 {
+		err = fmt.Errorf("local hashes have %d bytes, not a multiple of 8", len(b))
+	}
+	if err != nil {
+		return err
+	}
+	*l = nil
+	for ; len(b) > 0; b = b[8:] {
+		*l = append(*l, events.LocalHash(binary.LittleEndian.Uint64(b)))
+	}
+	return nil
 }
 
 // The last line of a manifest has a checksum: the XXH3-128 of all bytes before the line.

@@ -135,8 +135,14 @@ func drawImage(t *rapid.T) *image {
 		if rapid.Bool().Draw(t, "sessions") {
 			r.Sessions, r.SessionsCut = []SessionEnd{}, rapid.Bool().Draw(t, "cut")
 			for range rapid.IntRange(0, 3).Draw(t, "n") {
-				r.Sessions = append(r.Sessions, SessionEnd{Hex64(rapid.Uint64().Draw(t, "session")),
-					Hex64(rapid.Uint64().Draw(t, "last"))})
+				e := SessionEnd{Session: Hex64(rapid.Uint64().Draw(t, "session")), Last: Hex64(rapid.Uint64().Draw(t, "last"))}
+				for range rapid.IntRange(0, 3).Draw(t, "after") {
+					e.After = append(e.After, events.LocalHash(rapid.Uint64().Draw(t, "local")))
+				}
+				if len(e.After) > 0 {
+					e.Held, e.Blocks = Hex64(rapid.Uint64().Draw(t, "held")), rapid.Uint32().Draw(t, "before")
+				}
+				r.Sessions = append(r.Sessions, e)
 			}
 		}
 		if !seen[r.Key()] {

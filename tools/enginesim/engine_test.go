@@ -439,7 +439,10 @@ func TestReplayDropsAtHighWater(t *testing.T) {
 	}
 	got, last := 0, -1
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := within(t), context.CancelFunc(func() {})
+		if got > 0 {
+			ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
+		}
 		m, err := d.Recv(ctx)
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) {

@@ -227,7 +227,7 @@ func TestLimitsCountRanksThatMayBeChosen(t *testing.T) {
 	m.waiters[id] = &waiter{ctx: gone} // its context has ended, and it has not left yet
 	w.models["m"] = m
 	w.waiting.Add(1)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	if s, err := f.service.Select(ctx, r); err != nil || s.Worker != "w00" {
 		t.Errorf("%+v %v", s, err)

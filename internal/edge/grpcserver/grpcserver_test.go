@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/edge/rights"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -179,18 +180,22 @@ func TestStatuses(t *testing.T) {
 // Neither is ok, even if the handler has an answer.
 func TestCanceledCalls(t *testing.T) {
 	var counted counts
-	begun := make(chan struct{})
-	conn, stop := serve(t, Config{Calls: 10, Streams: 10, Ended: counted.ended},
-		echo(func(ctx context.Context, text string) error {
-			if text == "canceled" {
-				close(begun)
-			}
-			<-ctx.Done()
-			if text == "fails" {
-				return ctx.Err()
-			}
-			return nil
-		}))
+	begun := make(chan struct{}, 1)
+	start := func() (conn *grpc.ClientConn, stop func()) {
+		counted = counts{}
+		return serve(t, Config{Calls: 10, Streams: 10, Ended: counted.ended},
+			echo(func(ctx context.Context, text string) error {
+				if text == "canceled" {
+					begun <- struct{}{}
+				}
+				<-ctx.Done()
+				if text == "fails" {
+					return ctx.Err()
+				}
+				return nil
+			}))
+	}
+	conn, stop := start()
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		<-begun
@@ -199,16 +204,25 @@ func TestCanceledCalls(t *testing.T) {
 	if err := say(ctx, conn, "canceled"); status.Code(err) != codes.Canceled {
 		t.Error(err)
 	}
-	for _, text := range []string{"answers", "fails"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		if err := say(ctx, conn, text); status.Code(err) != codes.DeadlineExceeded {
-			t.Error(err)
-		}
-	}
 	stop()
-	if got := counted.String(); got != "map[Repeat canceled:1 Repeat expired:2]" {
+	if got := counted.String(); got != "map[Repeat canceled:1]" {
 		t.Errorf("counted %s", got)
+	}
+	// On a busy machine, the client may end a call before the server's own deadline: the call is canceled for the server.
+	for _, text := range []string{"answers", "fails"} {
+		conn, stop := start()
+		testkit.Eventually(t, text+": a call is counted as expired", func() (bool, string) {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if err := say(ctx, conn, text); status.Code(err) != codes.DeadlineExceeded {
+				t.Error(err)
+			}
+			return strings.Contains(counted.String(), "expired"), counted.String()
+		})
+		stop()
+		if got := counted.String(); strings.Contains(got, "ok") {
+			t.Errorf("%s: counted %s", text, got)
+		}
 	}
 }
 
@@ -322,7 +336,7 @@ func TestNoMessage(t *testing.T) {
 			<-end
 			return nil
 		}))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // bounds the test
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience) // bounds the test
 	defer cancel()
 	sendNothing := func(ctx context.Context) error {
 		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, "/test.Echo/Repeat")
@@ -464,7 +478,7 @@ func TestLateMessage(t *testing.T) {
 // TestSilentStreams: streams without a first message do not block others.
 func TestSilentStreams(t *testing.T) {
 	conn, _ := serve(t, Config{Calls: 1, Streams: 2}, echo(func(context.Context, string) error { return nil }))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // bounds the test
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience) // bounds the test
 	defer cancel()
 	open := func() grpc.ClientStream {
 		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Echo/Chat")

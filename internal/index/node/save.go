@@ -96,7 +96,7 @@ func (m *Machine) capture(p events.Partition) *capture {
 			c.spaces = append(c.spaces, snapshot.Space{Space: r.space, Model: r.Model, BlockSize: r.BlockSize})
 		}
 	}
-	m.sessions.save(ids, c.ranks)
+	m.sessions.save(m.index, ids, c.ranks)
 	slices.SortFunc(c.spaces, func(a, b snapshot.Space) int { return cmp.Compare(a.Space, b.Space) })
 	c.export = m.index.StartExport(ids)
 	return c

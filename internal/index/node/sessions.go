@@ -20,6 +20,9 @@ const (
 
 	// maxSavedSessions bounds the sessions of a rank in a snapshot, of 50 bytes each.
 	maxSavedSessions = 256
+
+	// maxSavedHashes bounds the hashes of a rank's sessions in a snapshot, of 11 bytes each.
+	maxSavedHashes = 4096
 )
 
 // sessionChains has the blocks of sessions by rank: the blocks of a session are the block that the engine stored last
@@ -28,7 +31,8 @@ const (
 // There are two generations. A used chain moves to the younger generation. A full younger generation replaces the older
 // one, so the chains without use for the longest time are forgotten. A forgotten session is not known, until the engine
 // stores another block for it. A snapshot has the name of each session's last block, from which a restored index makes
-// the chains again.
+// the chains again. The index does not keep the name of a block long after its removal. Of a session with such a last
+// block, the snapshot has the name of the last held block and the hashes of the blocks after it.
 //
 // The writer of the shard calls all methods, and any goroutine calls get.
 type sessionChains struct {
@@ -161,27 +165,40 @@ func (s *sessionChains) get(key sessionOfRank) (locals []events.LocalHash, lost 
 	return nil, s.ranks[key.rank]
 }
 
-// save writes the sessions of ranks into their states, for a snapshot.
-func (s *sessionChains) save(ids []radix.RankID, states []snapshot.RankState) {
+// save writes the sessions of ranks into their states, for a snapshot of the index.
+func (s *sessionChains) save(x *radix.Index, ids []radix.RankID, states []snapshot.RankState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	type end struct {
-		snapshot.SessionEnd
-		used uint64
+	type session struct {
+		key sessionOfRank
+		*chain
 	}
-	of := make(map[radix.RankID][]end, len(ids))
+	of := make(map[radix.RankID][]session, len(ids))
 	for _, chains := range []map[sessionOfRank]*chain{s.young, s.old} {
 		for key, c := range chains {
-			of[key.rank] = append(of[key.rank],
-				end{snapshot.SessionEnd{Session: snapshot.Hex64(key.session), Last: snapshot.Hex64(c.last)}, c.used})
+			of[key.rank] = append(of[key.rank], session{key, c})
 		}
 	}
 	for i, id := range ids {
-		list, r := of[id], &states[i]
-		slices.SortFunc(list, func(a, b end) int { return cmp.Compare(b.used, a.used) })
+		list, r, room := of[id], &states[i], maxSavedHashes
+		slices.SortFunc(list, func(a, b session) int { return cmp.Compare(b.used, a.used) })
 		r.Sessions, r.SessionsCut = []snapshot.SessionEnd{}, s.ranks[id] || len(list) > maxSavedSessions
-		for _, e := range list[:min(len(list), maxSavedSessions)] {
-			r.Sessions = append(r.Sessions, e.SessionEnd)
+		var lastHeld func([]events.LocalHash, int) (events.BlockHash, int, bool)
+		for _, c := range list[:min(len(list), maxSavedSessions)] {
+			e := snapshot.SessionEnd{Session: snapshot.Hex64(c.key.session), Last: snapshot.Hex64(c.last)}
+			if !x.Knows(id, c.last) {
+				if lastHeld == nil {
+					lastHeld = x.LastHeld(id)
+				}
+				held, n, ok := lastHeld(c.locals, room)
+				if !ok {
+					r.SessionsCut, room = true, 0 // later sessions have been used less
+					continue
+				}
+				e.After, e.Held, e.Blocks = slices.Clone(c.locals[n:]), snapshot.Hex64(held), uint32(n)
+				room -= len(e.After)
+			}
+			r.Sessions = append(r.Sessions, e)
 		}
 	}
 }
@@ -194,10 +211,10 @@ func (s *sessionChains) restore(x *radix.Index, id radix.RankID, r *snapshot.Ran
 		s.mark(id)
 	}
 	for _, e := range slices.Backward(r.Sessions[:min(len(r.Sessions), maxSavedSessions)]) {
-		key, last := sessionOfRank{id, events.SessionHash(e.Session)}, events.BlockHash(e.Last)
-		locals, placed := x.Path(id, last, nil)
+		key := sessionOfRank{id, events.SessionHash(e.Session)}
+		locals, placed := savedPath(x, id, &e)
 		s.uses++
-		c := &chain{locals: locals, last: last, used: s.uses}
+		c := &chain{locals: locals, last: events.BlockHash(e.Last), used: s.uses}
 		if !placed || c.size() > s.most/4 || s.use(key) != nil {
 			s.forget(key)
 			continue
@@ -205,6 +222,18 @@ func (s *sessionChains) restore(x *radix.Index, id radix.RankID, r *snapshot.Ran
 		s.young[key] = c
 		s.grow(c.size())
 	}
+}
+
+// savedPath returns the local hashes of a session's blocks; false for an unknown block.
+func savedPath(x *radix.Index, id radix.RankID, e *snapshot.SessionEnd) ([]events.LocalHash, bool) {
+	switch {
+	case len(e.After) == 0:
+		return x.Path(id, events.BlockHash(e.Last), nil)
+	case e.Blocks == 0:
+		return e.After, true
+	}
+	locals, placed := x.Path(id, events.BlockHash(e.Held), nil)
+	return append(locals, e.After...), placed && len(locals) == int(e.Blocks)
 }
 
 // mark records that sessions of a rank are forgotten. Mu is held.

@@ -346,7 +346,7 @@ func TestLearningHarmsNothing(t *testing.T) {
 // TestRunLearns starts a shim beside an engine with a salt that only an earlier shim has received.
 func TestRunLearns(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	said := []Frame{
 		message(t, 0, stored(1, nil, "tenant")), message(t, 1, stored(2, 1, "")), message(t, 2, stored(3, 2, "")),

@@ -9,12 +9,12 @@ import (
 	"reflect"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/ingest/dynamo"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim"
 	"github.com/kvatlas/kvatlas/internal/ingest/shim/host"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/internal/testkit/natskit"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -23,7 +23,7 @@ import (
 // TestEndOfPublishersShim: if the shim of a rank ends, since another shim has the rank, the subscription to the silent
 // publisher ends with the reason.
 func TestEndOfPublishersShim(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	server := natskit.Start(t, natsserver.Options{})
 	conn := natskit.Connect(t, server)

@@ -52,7 +52,7 @@ func (p *pacer) Err() error {
 
 const (
 	// patience is a generous bound for the work between two checks, which lasts about 0.1 ms.
-	patience = 10 * time.Second
+	patience = time.Minute
 
 	// enough checks are about 0.1 s of work.
 	enough = 500
