@@ -24,6 +24,9 @@ type sessionWorld struct {
 	local  map[events.BlockHash]events.LocalHash
 	copies [events.NumTiers]map[events.BlockHash]int
 	ends   map[events.SessionHash]events.BlockHash
+
+	log    []jetstream.Message
+	bucket map[string][]byte // the last snapshot
 }
 
 func newSessionWorld(t testing.TB, index radix.Config) *sessionWorld {
@@ -44,8 +47,9 @@ func (w *sessionWorld) apply(evs ...events.Event) {
 		w.t.Fatal(err)
 	}
 	w.next, w.seq = w.next+events.EventID(len(evs)), w.seq+1
-	w.m.Apply(0, []jetstream.Message{{Seq: w.seq, Time: events.Millis(w.seq), Key: events.RankKey{Instance: "w"},
-		Data: data}})
+	w.log = append(w.log, jetstream.Message{Seq: w.seq, Time: events.Millis(w.seq), Key: events.RankKey{Instance: "w"},
+		Data: data})
+	w.m.Apply(0, w.log[len(w.log)-1:])
 }
 
 // chain returns the names of the blocks up to a block.
@@ -123,69 +127,86 @@ func (w *sessionWorld) lost(session events.SessionHash) bool {
 	return lost
 }
 
-// restart replaces the machine by one with its snapshot.
+// snapshot writes a snapshot, and calls between during the export.
+func (w *sessionWorld) snapshot(between func()) {
+	w.bucket = map[string][]byte{}
+	save(w.t, w.m, w.bucket, nil, between)
+}
+
+// restart replaces the machine by one with the last snapshot, and replays the later events.
 func (w *sessionWorld) restart() {
-	bucket := map[string][]byte{}
-	save(w.t, w.m, bucket, nil, func() {})
 	w.m = NewMachine(radix.New(w.index), 1)
-	load(w.t, w.m, bucket)
+	load(w.t, w.m, w.bucket)
+	w.m.Apply(0, w.log[w.m.Applied(0):])
 	w.m.publishView()
 }
 
+// step applies a random event.
+func (w *sessionWorld) step(r *rand.Rand) {
+	on := w.held(0)
+	switch kind := r.IntN(20); {
+	case kind < 11 || len(on) == 0:
+		parent := events.BlockHash(0)
+		if len(on) > 0 && r.IntN(6) > 0 {
+			parent = on[r.IntN(len(on))]
+		}
+		locals := make([]events.LocalHash, 1+r.IntN(4))
+		for i := range locals {
+			locals[i] = events.LocalHash(1 + r.IntN(3))
+		}
+		w.store(events.SessionHash(r.IntN(5)), parent, locals)
+	case kind < 17:
+		tier := r.IntN(events.NumTiers)
+		if held := w.held(tier); len(held) > 0 {
+			name := held[r.IntN(len(held))]
+			w.copies[tier][name]--
+			w.apply(events.Event{Kind: events.Removed, Tier: events.Tier(tier + 1), Blocks: []events.BlockHash{name}})
+		}
+	case kind < 19:
+		name, tier := on[r.IntN(len(on))], 1+r.IntN(events.NumTiers-1)
+		w.copies[tier][name]++
+		e := events.Event{Kind: events.Stored, Tier: events.Tier(tier + 1), Blocks: []events.BlockHash{name}}
+		if r.IntN(2) == 0 {
+			e.HasParent, e.Parent = w.parent[name] != 0, w.parent[name]
+			e.Locals, e.Session = []events.LocalHash{w.local[name]}, events.SessionHash(1+r.IntN(4))
+			if e.HasParent && w.copies[0][e.Parent] == 0 {
+				e.HasParent, e.Parent, e.Locals, e.Session = false, 0, nil, 0
+			}
+		}
+		w.apply(e)
+	default:
+		if r.IntN(3) == 0 {
+			tier := r.IntN(events.NumTiers + 1)
+			for i := range w.copies {
+				if tier == 0 || i == tier-1 {
+					clear(w.copies[i])
+				}
+			}
+			w.apply(events.Event{Kind: events.Cleared, Tier: events.Tier(tier), Reason: events.ReasonEngine})
+		}
+	}
+}
+
 // The blocks of sessions and their tiers equal the naive model after any events: shared prefixes, branches, removals of
-// any blocks, copies below the device with and without a session, clears, and restarts from a snapshot. The index
-// forgets the place of a removed block at once, after some removals, or never.
+// any blocks, copies below the device with and without a session, clears, and restarts from a snapshot with later
+// events, some of them from the time of the export. The index forgets the place of a removed block at once, after some
+// removals, or never.
 func TestSessionBlocksTwin(t *testing.T) {
 	for seed := range uint64(testkit.Rounds(60)) {
 		r := rand.New(rand.NewPCG(17, seed))
 		w := newSessionWorld(t, radix.Config{MaxTombstones: []int{-1, 3, 0}[seed%3]})
 		for step := range 150 {
 			if w.seq > 0 && r.IntN(15) == 0 {
+				w.snapshot(func() {
+					for range r.IntN(3) {
+						w.step(r)
+					}
+				})
+			}
+			if w.bucket != nil && r.IntN(15) == 0 {
 				w.restart()
 			}
-			on := w.held(0)
-			switch kind := r.IntN(20); {
-			case kind < 11 || len(on) == 0:
-				parent := events.BlockHash(0)
-				if len(on) > 0 && r.IntN(6) > 0 {
-					parent = on[r.IntN(len(on))]
-				}
-				locals := make([]events.LocalHash, 1+r.IntN(4))
-				for i := range locals {
-					locals[i] = events.LocalHash(1 + r.IntN(3))
-				}
-				w.store(events.SessionHash(r.IntN(5)), parent, locals)
-			case kind < 17:
-				tier := r.IntN(events.NumTiers)
-				if held := w.held(tier); len(held) > 0 {
-					name := held[r.IntN(len(held))]
-					w.copies[tier][name]--
-					w.apply(events.Event{Kind: events.Removed, Tier: events.Tier(tier + 1), Blocks: []events.BlockHash{name}})
-				}
-			case kind < 19:
-				name, tier := on[r.IntN(len(on))], 1+r.IntN(events.NumTiers-1)
-				w.copies[tier][name]++
-				e := events.Event{Kind: events.Stored, Tier: events.Tier(tier + 1), Blocks: []events.BlockHash{name}}
-				if r.IntN(2) == 0 {
-					e.HasParent, e.Parent = w.parent[name] != 0, w.parent[name]
-					e.Locals, e.Session = []events.LocalHash{w.local[name]}, events.SessionHash(1+r.IntN(4))
-					if e.HasParent && w.copies[0][e.Parent] == 0 {
-						e.HasParent, e.Parent, e.Locals, e.Session = false, 0, nil, 0
-					}
-				}
-				w.apply(e)
-			default:
-				if r.IntN(3) == 0 {
-					tier := r.IntN(events.NumTiers + 1)
-					for i := range w.copies {
-						if tier == 0 || i == tier-1 {
-							clear(w.copies[i])
-						}
-					}
-					w.apply(events.Event{Kind: events.Cleared, Tier: events.Tier(tier), Reason: events.ReasonEngine})
-				}
-			}
-			if w.seq == 0 {
+			if w.step(r); w.seq == 0 {
 				continue
 			}
 			for s := events.SessionHash(1); s <= 4; s++ {
@@ -282,6 +303,7 @@ func TestSessionsInSnapshots(t *testing.T) {
 			long.apply(events.Event{Kind: events.Removed, Tier: events.Device, Blocks: []events.BlockHash{name}})
 		}
 	}
+	long.snapshot(func() {})
 	long.restart()
 	for s := events.SessionHash(1); s <= 3; s++ {
 		got, known := long.found(s)
