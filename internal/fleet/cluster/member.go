@@ -343,7 +343,7 @@ func (m *Member) Run(ctx context.Context) error {
 		leave := ctx.Err() != nil
 		if leave && m.cfg.Host { // no node has NATS without this process
 			if !troubled {
-				_ = m.remove(working) // the next process finds the removed record, and does not wait
+				m.remove(working) // the next process finds the removed record, and does not wait
 			}
 			return nil
 		}
@@ -384,7 +384,8 @@ func (m *Member) Run(ctx context.Context) error {
 			asked = nil
 		}
 		if leave && m.machine.Drained() {
-			return m.remove(working)
+			m.remove(working)
+			return nil
 		}
 		next := due{tick.C, messages, ctx.Done(), drained}
 		if leave {
@@ -392,7 +393,8 @@ func (m *Member) Run(ctx context.Context) error {
 		}
 		var expired bool
 		if asked, expired = m.wait(next, wrote); expired {
-			return m.remove(working)
+			m.remove(working)
+			return nil
 		}
 	}
 }
@@ -460,10 +462,13 @@ func (m *Member) recreate(ctx context.Context) {
 	m.cfg.Bucket.RecreateIfGone(ctx, m.cfg.Recreate, m.cfg.Log, "nodes")
 }
 
-// remove deletes the record, so other nodes need not detect the end of this node.
-func (m *Member) remove(ctx context.Context) error {
+// remove deletes the record, so other nodes need not detect the end of this node. If NATS does not answer within
+// DeadAfter, the record stays, and the other nodes detect the end.
+func (m *Member) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
 	_, err := m.cfg.Bucket.Sweep(ctx, "", func(key string) bool { return key != m.key }, m.revision+1)
-	return err
+	if err != nil {
+		m.cfg.Log.Warn("this node's record is not removed; other nodes detect the end of this node", "error", err)
+	}
 }

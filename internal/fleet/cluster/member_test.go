@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -277,6 +278,37 @@ func TestUrgentAnnouncements(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestLeavesWithoutNATS ends a member without a NATS server: the member leaves its record, with a warning.
+func TestLeavesWithoutNATS(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	defer cancel()
+	server, _, ns, bucket := place(t, ctx)
+	warned := make(chan struct{}, 1)
+	m, err := Join(ctx, MemberConfig{Namespace: ns, Bucket: bucket, Keeper: &shelf{},
+		Config: Config{Node: "a", Session: "1", Partitions: 8, Replication: 1, Heartbeat: 10 * time.Millisecond,
+			DeadAfter: testkit.Patience},
+		Log: logtest.New(func(l logtest.Line) {
+			if strings.HasPrefix(l.Text, "this node's record is not removed") {
+				warned <- struct{}{}
+			}
+		}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.cfg.DeadAfter, m.cfg.Drain = 50*time.Millisecond, 50*time.Millisecond
+	server.Stop()
+	live, end := context.WithCancel(ctx)
+	end()
+	if err := m.Run(live); err != nil {
+		t.Error(err)
+	}
+	if len(warned) == 0 {
+		t.Error("no warning")
 	}
 }
 
