@@ -102,8 +102,8 @@ func serveDynamo(ctx context.Context, t testing.TB, nats *natsserver.Server, nam
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err = New(ctx, Settings{ID: "a", Conn: conn, Namespace: namespace, Partitions: 2,
-		Drain: 4 * time.Second, LogBytes: 1 << 20, SnapshotInterval: time.Hour, Routing: routing.DefaultConfig(),
+	s, err = New(ctx, Settings{ID: "a", Conn: conn, Namespace: namespace, Partitions: 2, Drain: 4 * time.Second,
+		AwayPatience: testkit.Patience, LogBytes: 1 << 20, SnapshotInterval: time.Hour, Routing: routing.DefaultConfig(),
 		Engines: compat.Engines{OnRefused: shim.KeepOnRefused, SilentAfter: time.Hour}}, // no engine is there
 		slog.New(slog.DiscardHandler))
 	if err != nil {

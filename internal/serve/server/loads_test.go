@@ -36,7 +36,7 @@ type fleet struct {
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*testkit.Patience) // each wait has its own limit
 	t.Cleanup(cancel)
 	nats := natskit.Start(t, natsserver.Options{})
 	return &fleet{t: t, ctx: ctx, nats: nats}
@@ -50,7 +50,7 @@ func (f *fleet) start(name string, set ...func(*Settings)) (s *Server, stop func
 		f.t.Fatal(err)
 	}
 	settings := Settings{ID: name, Conn: conn, Namespace: "n", Partitions: 2, Drain: 4 * time.Second, MaxRequests: 12,
-		LogBytes: 1 << 20, SnapshotInterval: time.Hour}
+		LogBytes: 1 << 20, SnapshotInterval: time.Hour, AwayPatience: testkit.Patience}
 	for _, change := range set {
 		change(&settings)
 	}

@@ -70,6 +70,10 @@ type Settings struct {
 	Replication      int           // number of nodes that keep a partition; 0: the default
 	Drain            time.Duration // longest wait of a stopping node for the takeover of its partitions
 
+	// AwayPatience (default 3 s) is how long a stopping node waits for NATS servers that do not answer. Then the node
+	// hands over neither partitions nor bookings.
+	AwayPatience time.Duration
+
 	LogBytes         int64 // of a partition; 0: the default limit
 	LogAge           time.Duration
 	SnapshotBytes    int64
@@ -362,8 +366,9 @@ func (s *Server) Run(ctx context.Context) error {
 	defer giveUp()
 	if s.Embedded == nil {
 		context.AfterFunc(ctx, func() {
-			if s.Conn.CloseWhenAway(working, awayPatience) {
-				s.log.Warn("NATS does not answer; this node stops without handing over", "after", awayPatience, "what_to_do",
+			patience := cmp.Or(s.AwayPatience, awayPatience)
+			if s.Conn.CloseWhenAway(working, patience) {
+				s.log.Warn("NATS does not answer; this node stops without handing over", "after", patience, "what_to_do",
 					"nothing: other nodes, and this one when it starts again, take the last snapshots and the log after them")
 				giveUp()
 			}
@@ -484,7 +489,7 @@ func (s *Server) serveReady(ctx context.Context, member *cluster.Member, service
 	return nil
 }
 
-// awayPatience is the total wait of a stopping node for unreachable NATS servers.
+// awayPatience is the default of [Settings.AwayPatience].
 const awayPatience = 3 * time.Second
 
 // drain waits until ctx ends, and then serves the node's own subjects until other nodes have taken over, or until
