@@ -19,6 +19,7 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/edge/natsauth"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -258,9 +259,13 @@ func TestEverySubjectHasARow(t *testing.T) {
 			t.Errorf("%s of pkg/jetstream has no row in the matrix of permissions: add the users of the subject", name)
 		}
 	}
+	operations := peerapi.Names()
 	for _, o := range api.Operations {
-		if !rows[o.Name] {
-			t.Errorf("the operation %s has no row in the matrix of permissions: add the permitted users", o.Name)
+		operations = append(operations, o.Name)
+	}
+	for _, name := range operations {
+		if !rows[name] {
+			t.Errorf("the operation %s has no row in the matrix of permissions: add the permitted users", name)
 		}
 	}
 	if len(functions) < 20 {

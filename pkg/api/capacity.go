@@ -1,10 +1,6 @@
 package api
 
-import (
-	"time"
-
-	"github.com/kvatlas/kvatlas/pkg/events"
-)
+import "time"
 
 // CapacityRequest is a request for the hit rate of a model's prompts by size of the cache.
 type CapacityRequest struct {
@@ -92,36 +88,4 @@ type CapacityPoint struct {
 	// Routed is the hit rate with a cache of equal size in each worker and the requests as routed; nil: the workers of
 	// most requests are unknown.
 	Routed *float64 `json:"routed,omitempty" msgpack:"routed,omitempty"`
-}
-
-// MaxCapacitySamples is the largest number of references in an answer with samples.
-const MaxCapacitySamples = 1 << 16
-
-// CapacitySamplesRequest is a request for a node's sampled references to blocks.
-type CapacitySamplesRequest struct {
-	Model string `json:"model" msgpack:"model"`
-	Most  uint32 `json:"most" msgpack:"most"` // references
-}
-
-// Check returns an error for an invalid request. The error is an [Error].
-func (c *CapacitySamplesRequest) Check() error {
-	if c.Most == 0 || c.Most > MaxCapacitySamples {
-		return Errorf(CodeMalformed, "most is %d; use 1 to %d", c.Most, MaxCapacitySamples)
-	}
-	return checkModel(c.Model)
-}
-
-func (c *CapacitySamplesRequest) members(list []member) []member {
-	return append(list, member{"model", &c.Model}, member{"most", (*positiveNumber)(&c.Most)})
-}
-
-// CapacitySamples has a node's sampled references to blocks, by their names in internal/operate/funnel.
-type CapacitySamples struct {
-	Disabled  bool              `json:"disabled,omitempty" msgpack:"disabled,omitempty"` // the node stores no samples
-	BlockSize uint32            `json:"block_size" msgpack:"block_size"`                 // tokens; 0: no request is known
-	Below     uint64            `json:"below" msgpack:"below"`                           // sampled names are smaller
-	Refs      []byte            `json:"refs" msgpack:"refs"`                             // see internal/operate/capacity
-	Workers   []events.WorkerID `json:"workers" msgpack:"workers"`
-	Skipped   uint64            `json:"skipped" msgpack:"skipped"`
-	Dropped   uint64            `json:"dropped" msgpack:"dropped"`
 }

@@ -19,20 +19,12 @@ func (f *funnelStub) Report(_ context.Context, r *Report) error {
 	return nil
 }
 
-func (f *funnelStub) BlockHistory(_ context.Context, r *BlockHistoryRequest) (*BlockHistory, error) {
-	return &BlockHistory{Blocks: make([]BlockPast, len(r.Blocks))}, nil
-}
-
 func (f *funnelStub) Recorded(_ context.Context, r *RecordedRequest) (*RecordedList, error) {
 	return &RecordedList{Requests: []Recorded{{Model: r.Model, ID: r.ID}}}, nil
 }
 
 func (f *funnelStub) Capacity(_ context.Context, r *CapacityRequest) (*Capacity, error) {
 	return &Capacity{Model: r.Model}, nil
-}
-
-func (f *funnelStub) CapacitySamples(_ context.Context, r *CapacitySamplesRequest) (*CapacitySamples, error) {
-	return &CapacitySamples{BlockSize: r.Most}, nil
 }
 
 func TestFunnelRequests(t *testing.T) {
@@ -51,13 +43,8 @@ func TestFunnelRequests(t *testing.T) {
 		{ops.Recorded, `{}`, "", "missing_model"},
 		{ops.Recorded, `{"model":"m","limit":129}`, "", "limit is 129, more than 128"},
 		{ops.Recorded, `{"model":"m","id":"1-a","before":"2-a"}`, "", "send one of them"},
-		{ops.BlockHistory, `{"blocks":[1,2]}`, `"blocks":[{`, ""},
 		{ops.Capacity, `{"model":"m"}`, `"model":"m"`, ""},
 		{ops.Capacity, `{}`, "", "missing_model"},
-		{ops.CapacitySamples, `{"model":"m","most":7}`, `"block_size":7`, ""},
-		{ops.CapacitySamples, `{"most":7}`, "", "missing_model"},
-		{ops.CapacitySamples, `{"model":"m"}`, "", "most is 0; use 1 to 65536"},
-		{ops.CapacitySamples, `{"model":"m","most":65537}`, "", "most is 65537; use 1 to 65536"},
 	} {
 		reply, failure := Handler{Funnels: &funnelStub{}}.Handle(t.Context(), c.op, JSON, []byte(c.body))
 		switch {

@@ -59,6 +59,9 @@ type Handler struct {
 	Insights  Insights  // nil: sessions are not served
 	Hots      Hots      // nil: hot prefixes are not served
 
+	// Further serves operations that [Operations] lacks, by name; nil: there are none.
+	Further map[string]func(ctx context.Context, contentType string, body []byte) (answer any, err error)
+
 	// Observe, if not nil, is called after every request that Handle answered, with the operation, the outcome
 	// ([OutcomeOf]) and the duration.
 	Observe func(op, outcome string, took time.Duration)
@@ -131,6 +134,9 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 	}
 	o := OperationOf(op)
 	if o == nil {
+		if serve := h.Further[op]; serve != nil {
+			return serve(ctx, contentType, body)
+		}
 		return nil, unknownOperation(op)
 	}
 	b := requestBody{contentType, body, o.Empty}

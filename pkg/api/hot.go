@@ -12,9 +12,6 @@ import (
 const (
 	UsualHot = 10 // default of a request
 	MaxHot   = 64 // largest number in a request
-
-	// HotPartBlocks bounds the hashes of blocks in a node's part of a list.
-	HotPartBlocks = 1 << 15
 )
 
 // HotRequest is a request for the hot prefixes of a model.
@@ -100,31 +97,6 @@ type PrefixCopy struct {
 	SavedMS  float64 `json:"saved_ms" msgpack:"saved_ms"`
 }
 
-// HotPart is a node's part of a HotList.
-type HotPart struct {
-	BlockSize uint32       `json:"block_size" msgpack:"block_size"`
-	Disabled  bool         `json:"disabled,omitempty" msgpack:"disabled,omitempty"`
-	Prefixes  []HotCounts  `json:"prefixes" msgpack:"prefixes"`
-	Copies    []PrefixCopy `json:"copies" msgpack:"copies"`
-}
-
-// HotCounts are the counts of a prefix on a node.
-type HotCounts struct {
-	Hash   events.SeqHash `json:"hash" msgpack:"hash"`
-	Above  events.SeqHash `json:"above,omitempty" msgpack:"above,omitempty"` // the next shorter counted prefix
-	Blocks uint32         `json:"blocks" msgpack:"blocks"`
-	Locals Hashes         `json:"hashes,omitempty" msgpack:"hashes,omitempty"` // local hashes; empty: not kept
-	Kept   bool           `json:"tokens_kept,omitempty" msgpack:"tokens_kept,omitempty"`
-
-	// Per second: requests, recomputed tokens, milliseconds of waiting, and milliseconds that a copy saves.
-	Requests   float64 `json:"requests_per_s" msgpack:"requests_per_s"`
-	Recomputed float64 `json:"recomputed_tokens_per_s" msgpack:"recomputed_tokens_per_s"`
-	Waited     float64 `json:"waited_ms_per_s" msgpack:"waited_ms_per_s"`
-	Saves      float64 `json:"saves_ms_per_s" msgpack:"saves_ms_per_s"`
-
-	Helped float64 `json:"helped_requests" msgpack:"helped_requests"` // recent requests
-}
-
 // WarmRequest is a request to compute a prefix on a worker for later requests. The prefix is Tokens with their adapter
 // and salt, or the hash of a [HotPrefix] with kept tokens.
 type WarmRequest struct {
@@ -163,36 +135,6 @@ func (r *WarmRequest) members(list []member) []member {
 		member{"cache_salt", &r.CacheSalt}, member{"automatic", &r.Automatic})
 }
 
-// CopyNote is the message of a node to the other nodes after a copy, so that they count the use of the copy.
-type CopyNote struct {
-	Model     string          `json:"model" msgpack:"model"`
-	Hash      string          `json:"hash" msgpack:"hash"`
-	Blocks    uint32          `json:"blocks" msgpack:"blocks"`
-	Before    uint32          `json:"before,omitempty" msgpack:"before,omitempty"` // blocks that the worker held
-	Worker    events.WorkerID `json:"worker" msgpack:"worker"`
-	Rank      events.Rank     `json:"rank,omitempty" msgpack:"rank,omitempty"`
-	AtMS      uint64          `json:"at_ms" msgpack:"at_ms"` // of the answer, in milliseconds since 1970
-	TookMS    float64         `json:"took_ms" msgpack:"took_ms"`
-	Automatic bool            `json:"automatic,omitempty" msgpack:"automatic,omitempty"`
-}
-
-// Check returns an error for an invalid note. The error is an [Error].
-func (r *CopyNote) Check() error {
-	if _, err := ParsePrefixHash(r.Hash); err != nil {
-		return err
-	}
-	if r.Blocks == 0 || r.Before > r.Blocks || r.Worker == "" {
-		return Errorf(CodeMalformed, "a copy has a worker and at least one block, and before is at most blocks")
-	}
-	return checkModel(r.Model)
-}
-
-func (r *CopyNote) members(list []member) []member {
-	return append(list, member{"model", &r.Model}, member{"hash", &r.Hash}, member{"blocks", &r.Blocks},
-		member{"before", &r.Before}, member{"worker", &r.Worker}, member{"rank", &r.Rank}, member{"at_ms", &r.AtMS},
-		member{"took_ms", &r.TookMS}, member{"automatic", &r.Automatic})
-}
-
 // PrefixHash formats the hash of a prefix.
 func PrefixHash(h events.SeqHash) string {
 	const digits = 16
@@ -212,11 +154,9 @@ func ParsePrefixHash(text string) (events.SeqHash, error) {
 // Hots finds and copies hot prefixes. Errors are of type *Error.
 type Hots interface {
 	HotPrefixes(ctx context.Context, r *HotRequest) (*HotList, error)
-	HotPart(ctx context.Context, r *HotRequest) (*HotPart, error)
 
 	// Warm computes a prefix on a worker. It returns after the answer of the engine.
 	Warm(ctx context.Context, r *WarmRequest) (*PrefixCopy, error)
-	Copied(ctx context.Context, r *CopyNote) error
 }
 
 // HotStatus counts the copies of hot prefixes on a node since the node's start.

@@ -213,10 +213,6 @@ var Operations = []*Operation{
 		method: funnels(done(Funnels.Report)),
 	},
 	{
-		Name: ops.BlockHistory, OneNode: true, Summary: "A node's records of blocks",
-		method: funnels(Funnels.BlockHistory),
-	},
-	{
 		// not for readers: the answer has the ids of all clients' sessions
 		Name: ops.Sessions, Routes: slices.Concat(get("/v1/sessions"), post("/v1/sessions")),
 		Access: AccessRoute | AccessOperate, AnyNode: true, Granted: true,
@@ -231,18 +227,10 @@ var Operations = []*Operation{
 		method:  insights(Insights.EndSession),
 	},
 	{
-		Name: ops.SessionBlocks, OneNode: true, Summary: "The blocks of a session on a node's workers",
-		method: insights(Insights.SessionBlocks),
-	},
-	{
 		Name: ops.Capacity, Routes: get("/v1/capacity"), Access: AccessRead, AnyNode: true, Granted: true,
 		Summary: "The hit rate of a model's prompts by size of the cache: parameters of the URL, or a body",
 		Empty:   true, Parameters: []string{"model"}, Codes: []Code{CodeMissingModel, CodeUnknownModel},
 		method: funnels(Funnels.Capacity),
-	},
-	{
-		Name: ops.CapacitySamples, OneNode: true, Summary: "A node's sampled references to blocks",
-		method: funnels(Funnels.CapacitySamples),
 	},
 	{
 		Name: ops.RemovalOrder, Routes: slices.Concat(get("/v1/removal_order"), post("/v1/removal_order")),
@@ -251,10 +239,6 @@ var Operations = []*Operation{
 		Empty:   true, Parameters: []string{"model"},
 		Codes:  []Code{CodeMissingModel, CodeUnknownModel, CodeBlockSizeMismatch},
 		method: insights(Insights.RemovalOrder),
-	},
-	{
-		Name: ops.RemovalPart, OneNode: true, Summary: "A node's part of the order of removal",
-		method: insights(Insights.RemovalPart),
 	},
 	{
 		Name: ops.Scaling, Routes: slices.Concat(get("/v1/scaling"), post("/v1/scaling")), Access: AccessRead, AnyNode: true,
@@ -272,20 +256,12 @@ var Operations = []*Operation{
 		method: hots(Hots.HotPrefixes),
 	},
 	{
-		Name: ops.HotPart, OneNode: true, Summary: "A node's part of the hot prefixes",
-		method: hots(Hots.HotPart),
-	},
-	{
 		Name: ops.Warm, Routes: post("/v1/prefixes/warm"), Access: AccessOperate, AnyNode: true, Granted: true,
 		OneNode: true, Once: true,
 		Summary: "Compute a prefix on a worker, by a request for one token, for later requests",
 		Codes: []Code{CodeMissingModel, CodeUnknownModel, CodeUnknownWorker, CodeUnknownRequest, CodeConflict,
 			CodeOverloaded, CodeBadTokens},
 		method: hots(Hots.Warm),
-	},
-	{
-		Name: ops.Copied, OneNode: true, Summary: "A node has copied a prefix to a worker",
-		method: hots(done(Hots.Copied)),
 	},
 	{
 		// not for readers: the answer has the names of all tenants
@@ -295,16 +271,6 @@ var Operations = []*Operation{
 		Empty:   true, Parameters: []string{"model", "since"},
 		Codes:  []Code{CodeMissingModel, CodeUnknownModel, CodeBlockSizeMismatch},
 		method: insights(Insights.Tenants),
-	},
-	{
-		Name: ops.TenantsPart, OneNode: true, Summary: "A node's part of the tokens and held blocks of tenants",
-		method: insights(Insights.TenantsPart),
-	},
-	{
-		Name: ops.TenantCharges, OneNode: true, Summary: "The tokens that a node has charged to quotas", Empty: true,
-		method: insights(func(i Insights, ctx context.Context, _ *noFields) (*TenantCharges, error) {
-			return i.TenantCharges(ctx)
-		}),
 	},
 	{
 		Name: ops.RegisterWorker, Routes: post("/v1/workers"), Access: AccessRegister, AnyNode: true, Granted: true,

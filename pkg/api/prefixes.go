@@ -6,9 +6,6 @@ import "github.com/kvatlas/kvatlas/pkg/events"
 const (
 	UsualPrefixes = 500  // default of a request
 	MaxPrefixes   = 5000 // largest number in a request
-
-	// MaxPrefixHashes bounds the hashes of all runs in a node's answer to another node, which joins the runs.
-	MaxPrefixHashes = 40_000
 )
 
 // PrefixesRequest is a request for the tree of all nodes or of one node.

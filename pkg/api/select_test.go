@@ -193,8 +193,6 @@ func TestRoutingRequestsRefused(t *testing.T) {
 		{ops.Warm, `{"model":"m","worker":"w","tokens":[1],"hash":"00000000000000ab"}`, "needs either tokens or hash"},
 		{ops.Warm, `{"model":"m","worker":"w","hash":"ab"}`, "a hash has 16 hexadecimal digits"},
 		{ops.Warm, `{"model":"m","worker":"w","hash":"00000000000000ab","cache_salt":"s"}`, "are only for tokens"},
-		{ops.Copied, `{"model":"m","worker":"w","hash":"00000000000000ab","blocks":1,"before":2}`, "at most blocks"},
-		{ops.Copied, `{"model":"m","worker":"w","hash":"x","blocks":1}`, "a hash has 16 hexadecimal digits"},
 	} {
 		h := Handler{Router: &routerStub{}, Insights: struct{ Insights }{}, Hots: struct{ Hots }{}}
 		_, failure := h.Handle(t.Context(), c.op, JSON, []byte(c.body))

@@ -83,30 +83,6 @@ type SessionHolding struct {
 	External uint32          `json:"external" msgpack:"external"`
 }
 
-// SessionBlocksRequest is a request for the blocks of a session on the ranks of some partitions.
-type SessionBlocksRequest struct {
-	Model      string             `json:"model,omitempty" msgpack:"model,omitempty"` // empty: all
-	SessionID  string             `json:"session_id" msgpack:"session_id"`
-	Partitions []events.Partition `json:"partitions" msgpack:"partitions"`
-}
-
-// Check returns an error for an invalid request. The error is an [Error].
-func (r *SessionBlocksRequest) Check() error {
-	return (&SessionEnd{SessionID: r.SessionID}).Check()
-}
-
-func (r *SessionBlocksRequest) members(list []member) []member {
-	return append(list, member{"model", &r.Model}, member{"session_id", &r.SessionID},
-		member{"partitions", &r.Partitions})
-}
-
-// SessionBlocks is a node's part of SessionList.Held.
-type SessionBlocks struct {
-	Held    []SessionHolding   `json:"held" msgpack:"held"`
-	Missing []events.Partition `json:"missing,omitempty" msgpack:"missing,omitempty"` // not served by the node
-	Unknown uint32             `json:"unknown_ranks,omitempty" msgpack:"unknown_ranks,omitempty"`
-}
-
 // Session is a session that is bound to a rank.
 type Session struct {
 	Model  string          `json:"model" msgpack:"model"`
@@ -128,12 +104,8 @@ type Insights interface {
 	// EndSession returns the ended sessions. A session without a binding is no error.
 	EndSession(ctx context.Context, r *SessionEnd) (*SessionList, error)
 
-	SessionBlocks(ctx context.Context, r *SessionBlocksRequest) (*SessionBlocks, error)
 	RemovalOrder(ctx context.Context, r *RemovalRequest) (*RemovalOrder, error)
-	RemovalPart(ctx context.Context, r *RemovalRequest) (*RemovalPart, error)
 	Scaling(ctx context.Context, r *ScalingRequest) (*Scaling, error)
 
 	Tenants(ctx context.Context, r *TenantsRequest) (*TenantList, error)
-	TenantsPart(ctx context.Context, r *TenantsPartRequest) (*TenantsPart, error)
-	TenantCharges(ctx context.Context) (*TenantCharges, error)
 }

@@ -263,19 +263,9 @@ func (c *Client) EndSession(ctx context.Context, model, session string) (*api.Se
 	return call[api.SessionList](ctx, c, ops.EndSession, &api.SessionEnd{Model: model, SessionID: session})
 }
 
-// SessionBlocks returns the blocks of a session on a node's workers. Nodes call each other with it.
-func (c *Client) SessionBlocks(ctx context.Context, r *api.SessionBlocksRequest) (*api.SessionBlocks, error) {
-	return call[api.SessionBlocks](ctx, c, ops.SessionBlocks, r)
-}
-
 // RemovalOrder returns the workers of a model in the order of removal, the smallest loss of reuse first.
 func (c *Client) RemovalOrder(ctx context.Context, r *api.RemovalRequest) (*api.RemovalOrder, error) {
 	return call[api.RemovalOrder](ctx, c, ops.RemovalOrder, r)
-}
-
-// RemovalPart returns a node's part of the order of removal. Nodes call each other with it.
-func (c *Client) RemovalPart(ctx context.Context, r *api.RemovalRequest) (*api.RemovalPart, error) {
-	return call[api.RemovalPart](ctx, c, ops.RemovalPart, r)
 }
 
 // Scaling returns the waiting work of a model.
@@ -288,31 +278,15 @@ func (c *Client) HotPrefixes(ctx context.Context, r *api.HotRequest) (*api.HotLi
 	return call[api.HotList](ctx, c, ops.HotPrefixes, r)
 }
 
-// HotPart returns a node's part of the hot prefixes. Nodes call each other with it.
-func (c *Client) HotPart(ctx context.Context, r *api.HotRequest) (*api.HotPart, error) {
-	return call[api.HotPart](ctx, c, ops.HotPart, r)
-}
-
 // Warm computes a prefix on a worker for later requests, and waits for the engine. The client sends it once.
 func (c *Client) Warm(ctx context.Context, r *api.WarmRequest) (*api.PrefixCopy, error) {
 	return call[api.PrefixCopy](ctx, c, ops.Warm, r)
-}
-
-// Copied reports a copy to a node. Nodes call each other with it.
-func (c *Client) Copied(ctx context.Context, r *api.CopyNote) error {
-	_, err := call[api.Done](ctx, c, ops.Copied, r)
-	return err
 }
 
 // Report reports the tokens that an engine reused of a prompt after a Select. The client sends it once.
 func (c *Client) Report(ctx context.Context, r *api.Report) error {
 	_, err := call[api.Done](ctx, c, ops.Report, r)
 	return err
-}
-
-// BlockHistory returns the recorded history of blocks in a single node. Nodes call each other with it.
-func (c *Client) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
-	return call[api.BlockHistory](ctx, c, ops.BlockHistory, q)
 }
 
 // Capacity returns the hit rate of a model's prompts by size of the cache.
@@ -329,19 +303,10 @@ func (c *Client) Tenants(ctx context.Context, r *api.TenantsRequest) (*api.Tenan
 	return call[api.TenantList](ctx, c, ops.Tenants, r)
 }
 
-// TenantsPart returns the part of a single node. Nodes call each other with it.
-func (c *Client) TenantsPart(ctx context.Context, r *api.TenantsPartRequest) (*api.TenantsPart, error) {
-	return call[api.TenantsPart](ctx, c, ops.TenantsPart, r)
-}
-
-// TenantCharges returns the tokens that a single node has charged to quotas. Nodes call each other with it.
-func (c *Client) TenantCharges(ctx context.Context) (*api.TenantCharges, error) {
-	return call[api.TenantCharges](ctx, c, ops.TenantCharges, nil)
-}
-
-// CapacitySamples returns the sampled references to blocks of a single node. Nodes call each other with it.
-func (c *Client) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error) {
-	return call[api.CapacitySamples](ctx, c, ops.CapacitySamples, r)
+// Call sends a request of an operation that has no method, and decodes the answer. Nodes call each other with it. The
+// client retries the request like [Client.Find].
+func (c *Client) Call(ctx context.Context, op string, request, answer any) error {
+	return c.exchange(ctx, op, "", request, false, answer)
 }
 
 // Close closes the client. The caller still owns a connection that it passed to [NATS].
@@ -361,22 +326,29 @@ func call[T any](ctx context.Context, c *Client, op string, q any) (*T, error) {
 
 // callFor is call for a request about a single worker.
 func callFor[T any](ctx context.Context, c *Client, op string, instance events.WorkerID, q any) (*T, error) {
+	out := new(T)
+	if err := c.exchange(ctx, op, instance, q, api.OperationOf(op).SentOnce(q), out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// exchange sends a request, which is sent at most once if once is set, and decodes the answer.
+func (c *Client) exchange(
+	ctx context.Context, op string, instance events.WorkerID, q any, once bool, answer any,
+) error {
 	var body []byte
 	if q != nil {
 		var err error
 		if body, err = api.Marshal(api.MsgPack, q); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	reply, err := c.ask(ctx, op, instance, body, api.OperationOf(op).SentOnce(q))
+	reply, err := c.ask(ctx, op, instance, body, once)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out := new(T)
-	if err := api.DecodeReply(api.MsgPack, reply, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return api.DecodeReply(api.MsgPack, reply, answer)
 }
 
 // failure joins an error code and the cause.

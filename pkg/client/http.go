@@ -59,11 +59,11 @@ func (t *httpTransport) send(ctx context.Context, r *request, patience time.Dura
 		r.ctx, r.cancel = context.WithCancel(ctx)
 		r.attempt = int(t.turn.Add(1) % uint64(len(t.urls)))
 	}
-	routes := api.OperationOf(r.op).Routes
-	if len(routes) == 0 {
+	op := api.OperationOf(r.op)
+	if op == nil || len(op.Routes) == 0 {
 		return outcome{}, api.Errorf(api.CodeUnknownOperation, "%s is not served over HTTP", r.op)
 	}
-	to := routes[len(routes)-1]
+	to := op.Routes[len(op.Routes)-1]
 	path := strings.Replace(to.Path, "{instance}", url.PathEscape(string(r.about)), 1)
 	at := t.urls[r.attempt%len(t.urls)] + path
 	req, err := http.NewRequestWithContext(r.ctx, to.Method, at, bytes.NewReader(r.body))

@@ -398,8 +398,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 	if !ok {
 		return malformed(r.At, "no binary of local hashes")
 	}
-	more := elements - eventElements
-	lookahead := uint64(0)
+	more, lookahead := elements-eventElements, uint64(0)
 	if more > 0 {
 		more--
 		if lookahead, ok = r.Uint(MaxBlockSize); !ok {
@@ -441,8 +440,7 @@ func decodeEvent(r *msgp.Reader, e *Event, hashes *[]uint64) error {
 	}
 	*e = Event{
 		Kind: Kind(kind), Tier: Tier(tier), Group: GroupIndex(group), Attention: Attention(attention),
-		Reason:    Reason(reason),
-		HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
+		Reason: Reason(reason), HasParent: hasParent, Parent: BlockHash(parent), Blocks: blocks, Locals: locals,
 		Lookahead: uint32(lookahead), Window: uint32(window), Drops: drops,
 		Chunk: uint32(chunk), Own: own, Session: SessionHash(session),
 	}

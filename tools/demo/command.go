@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,15 +16,7 @@ import (
 
 // Command returns indexer demo, which runs the demonstration and prints a table.
 func Command() *cobra.Command {
-	var (
-		traceFile string
-		requests  int
-		asJSON    bool
-		quiet     bool
-		cfg       Config
-		l3        bool
-		l3Config  L3Config
-	)
+	var fl flags
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Demonstrate engines, shims and an indexer, with a crash in the middle",
@@ -49,73 +42,94 @@ The exit status is 0 only if every answer was equal to the twin's and no event i
 	}
 	cli.Output[*Result](cmd)
 	f := cmd.Flags()
-	f.StringVar(&traceFile, "trace", "",
+	f.StringVar(&fl.traceFile, "trace", "",
 		"file of requests in Mooncake's format (default: a trace of the same shape is generated)")
-	f.IntVar(&requests, "requests", 1000, "how many requests to serve")
-	f.IntVar(&cfg.Engines, "engines", 8, "simulated engines")
-	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens in a block; divides 512")
-	f.IntVar(&cfg.Capacity, "capacity", 10_000, "capacity of an engine in blocks")
-	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
-	f.BoolVar(&l3, "l3", false, "the engines share a store of evicted blocks")
-	f.StringVar(&l3Config.Python, "l3-python", "",
+	f.IntVar(&fl.requests, "requests", 1000, "how many requests to serve")
+	f.IntVar(&fl.cfg.Engines, "engines", 8, "simulated engines")
+	f.IntVar(&fl.cfg.BlockSize, "block-size", 16, "tokens in a block; divides 512")
+	f.IntVar(&fl.cfg.Capacity, "capacity", 10_000, "capacity of an engine in blocks")
+	f.Uint64Var(&fl.cfg.Seed, "seed", 1, "seed of the generated trace and of the random routing")
+	f.BoolVar(&fl.l3, "l3", false, "the engines share a store of evicted blocks")
+	f.StringVar(&fl.l3Config.Python, "l3-python", "",
 		"with --l3: a Python interpreter with the package mooncake-transfer-engine, for a real Mooncake master and client")
-	f.DurationVar(&l3Config.Timeout, "l3-limit", 0,
+	f.DurationVar(&fl.l3Config.Timeout, "l3-limit", 0,
 		"with --l3: longest wait of an answer for the store (default: no limit)")
-	f.BoolVar(&asJSON, "json", false, "print the result as a JSON object, without progress")
-	f.BoolVar(&quiet, "quiet", false, "print no progress")
+	f.BoolVar(&fl.asJSON, "json", false, "print the result as a JSON object, without progress")
+	f.BoolVar(&fl.quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var errs []error
-		for _, n := range []struct {
-			name          string
-			value, lo, hi int
-		}{{"requests", requests, 2, 1 << 30}, {"engines", cfg.Engines, 1, 256}, {"capacity", cfg.Capacity, 1,
-			1 << 30}} {
-			if n.value < n.lo || n.value > n.hi {
-				errs = append(errs, fmt.Errorf("--%s %d is not from %d to %d", n.name, n.value, n.lo, n.hi))
-			}
-		}
-		if err := trace.CheckBlockSize(cfg.BlockSize); err != nil {
-			errs = append(errs, fmt.Errorf("--block-size: %w", err))
-		}
-		switch {
-		case l3:
-			cfg.L3 = &l3Config
-		case l3Config != L3Config{}:
-			errs = append(errs, errors.New("--l3-python and --l3-limit need --l3"))
-		}
-		if err := errors.Join(errs...); err != nil {
+		if err := fl.check(); err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
-		var err error
-		if !asJSON && !quiet {
-			cfg.Progress = progress(os.Stderr, isTerminal(os.Stderr))
-			cfg.Progress(Progress{Stage: "reading the requests", Of: requests})
-		}
-		if cfg.Requests, err = requestsOf(traceFile, requests, cfg.Seed); err != nil {
-			return err
-		}
-		if cfg.Program, err = os.Executable(); err != nil {
-			return err
-		}
-		result, err := Run(cmd.Context(), cfg)
-		if cfg.Progress != nil && isTerminal(os.Stderr) {
-			fmt.Fprint(os.Stderr, "\r\033[K")
-		}
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			err = cli.PrintJSON(os.Stdout, result)
-		} else {
-			err = printResult(os.Stdout, result, cfg)
-		}
-		if err == nil && !result.Good() {
-			err = fmt.Errorf("answers or events are wrong: %d of %d answers equal, %d events lost %s",
-				result.AnswersEqual, result.AnswersChecked, result.EventsLost, result.FirstDifference)
-		}
-		return err
+		return fl.run(cmd.Context())
 	}
 	return cmd
+}
+
+// flags are the flags of the command.
+type flags struct {
+	traceFile string
+	requests  int
+	asJSON    bool
+	quiet     bool
+	cfg       Config
+	l3        bool
+	l3Config  L3Config
+}
+
+// check returns an error for invalid flags, and completes the configuration.
+func (fl *flags) check() error {
+	var errs []error
+	for _, n := range []struct {
+		name          string
+		value, lo, hi int
+	}{{"requests", fl.requests, 2, 1 << 30}, {"engines", fl.cfg.Engines, 1, 256}, {"capacity", fl.cfg.Capacity, 1,
+		1 << 30}} {
+		if n.value < n.lo || n.value > n.hi {
+			errs = append(errs, fmt.Errorf("--%s %d is not from %d to %d", n.name, n.value, n.lo, n.hi))
+		}
+	}
+	if err := trace.CheckBlockSize(fl.cfg.BlockSize); err != nil {
+		errs = append(errs, fmt.Errorf("--block-size: %w", err))
+	}
+	switch {
+	case fl.l3:
+		fl.cfg.L3 = &fl.l3Config
+	case fl.l3Config != L3Config{}:
+		errs = append(errs, errors.New("--l3-python and --l3-limit need --l3"))
+	}
+	return errors.Join(errs...)
+}
+
+// run runs the demonstration and prints the result.
+func (fl *flags) run(ctx context.Context) error {
+	var err error
+	if !fl.asJSON && !fl.quiet {
+		fl.cfg.Progress = progress(os.Stderr, isTerminal(os.Stderr))
+		fl.cfg.Progress(Progress{Stage: "reading the requests", Of: fl.requests})
+	}
+	if fl.cfg.Requests, err = requestsOf(fl.traceFile, fl.requests, fl.cfg.Seed); err != nil {
+		return err
+	}
+	if fl.cfg.Program, err = os.Executable(); err != nil {
+		return err
+	}
+	result, err := Run(ctx, fl.cfg)
+	if fl.cfg.Progress != nil && isTerminal(os.Stderr) {
+		fmt.Fprint(os.Stderr, "\r\033[K")
+	}
+	if err != nil {
+		return err
+	}
+	if fl.asJSON {
+		err = cli.PrintJSON(os.Stdout, result)
+	} else {
+		err = printResult(os.Stdout, result, fl.cfg)
+	}
+	if err == nil && !result.Good() {
+		err = fmt.Errorf("answers or events are wrong: %d of %d answers equal, %d events lost %s",
+			result.AnswersEqual, result.AnswersChecked, result.EventsLost, result.FirstDifference)
+	}
+	return err
 }
 
 func requestsOf(file string, n int, seed uint64) ([]trace.Request, error) {

@@ -209,42 +209,12 @@ func (b *bench) measure(ctx context.Context, c contender) (r result, err error) 
 		return r, err
 	}
 	if c.peer {
-		if indexer, err = start(b.dynamo, "-m", "dynamo.indexer", "--port", base[strings.LastIndexByte(base, ':')+1:],
-			"--threads", "2"); err != nil {
-			return r, err
-		}
-		if err := reach(ctx, base, "/health"); err != nil {
-			return r, err
-		}
-		for i, e := range l.Engines {
-			body := fmt.Sprintf(
-				`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, i, e.Endpoint,
-				e.Replay, blockSize)
-			if _, err := call(ctx, base, "/register", []byte(body)); err != nil {
-				return r, err
-			}
-		}
+		indexer, err = b.startDynamo(ctx, base, &l)
 	} else {
-		nats, err := free()
-		if err != nil {
-			return r, err
-		}
-		if indexer, err = start(b.indexer, "serve", "--data", dir, "--nats-listen", nats, "--http-listen", base,
-			"--sync-interval", c.syncs.String()); err != nil {
-			return r, err
-		}
-		if err := reach(ctx, base, "/readyz"); err != nil {
-			return r, err
-		}
-		for i, e := range l.Engines {
-			p, err := start(b.shim, "run", "--engine", e.Endpoint, "--replay", e.Replay, "--worker", strconv.Itoa(i),
-				"--model", "m",
-				"--block-size", strconv.Itoa(blockSize), "--nats", nats)
-			if err != nil {
-				return r, err
-			}
-			shims = append(shims, p)
-		}
+		indexer, shims, err = b.startOurs(ctx, c, dir, base, &l)
+	}
+	if err != nil {
+		return r, err
 	}
 	if err := b.engines.do("subscribers", nil); err != nil {
 		return r, err
@@ -287,6 +257,53 @@ func (b *bench) measure(ctx context.Context, c contender) (r result, err error) 
 		}
 	}
 	return r, nil
+}
+
+// startDynamo starts Dynamo's indexer at an address and registers the engines. The process may run after an error.
+func (b *bench) startDynamo(ctx context.Context, base string, l *load) (indexer *process, err error) {
+	if indexer, err = start(b.dynamo, "-m", "dynamo.indexer", "--port", base[strings.LastIndexByte(base, ':')+1:],
+		"--threads", "2"); err != nil {
+		return indexer, err
+	}
+	if err := reach(ctx, base, "/health"); err != nil {
+		return indexer, err
+	}
+	for i, e := range l.Engines {
+		body := fmt.Sprintf(
+			`{"instance_id":%d,"endpoint":%q,"replay_endpoint":%q,"model_name":"m","block_size":%d}`, i, e.Endpoint,
+			e.Replay, blockSize)
+		if _, err := call(ctx, base, "/register", []byte(body)); err != nil {
+			return indexer, err
+		}
+	}
+	return indexer, nil
+}
+
+// startOurs starts an indexer at an address, with a NATS server, and the shims. Processes may run after an error.
+func (b *bench) startOurs(
+	ctx context.Context, c contender, dir, base string, l *load,
+) (indexer *process, shims []*process, err error) {
+	nats, err := free()
+	if err != nil {
+		return nil, nil, err
+	}
+	if indexer, err = start(b.indexer, "serve", "--data", dir, "--nats-listen", nats, "--http-listen", base,
+		"--sync-interval", c.syncs.String()); err != nil {
+		return indexer, shims, err
+	}
+	if err := reach(ctx, base, "/readyz"); err != nil {
+		return indexer, shims, err
+	}
+	for i, e := range l.Engines {
+		p, err := start(b.shim, "run", "--engine", e.Endpoint, "--replay", e.Replay, "--worker", strconv.Itoa(i),
+			"--model", "m",
+			"--block-size", strconv.Itoa(blockSize), "--nats", nats)
+		if err != nil {
+			return indexer, shims, err
+		}
+		shims = append(shims, p)
+	}
+	return indexer, shims, nil
 }
 
 // spent returns the processor times of processes.

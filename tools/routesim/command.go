@@ -2,6 +2,7 @@ package routesim
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -89,7 +90,17 @@ forget theirs).`,
   indexer simulate --workload agents --rate 2 --arms rivals --change 60:1:leave,120:1:join --speed 1,1,0.5`,
 		Args: cobra.NoArgs,
 	}
-	f := cmd.Flags()
+	fl.add(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return fl.run(cmd.Context(), cmd.Flags().Changed("prefill-load-scale"))
+	}
+	cli.Output[*Report](cmd)
+	cmd.AddCommand(matrixCommand(), measuredCommand())
+	return cmd
+}
+
+// add adds the flags of the command.
+func (fl *flags) add(f *pflag.FlagSet) {
 	f.StringVar(&fl.workload, "workload", "", "a workload: "+strings.Join(workloadNames(), ", "))
 	f.StringVar(&fl.trace, "trace", "", "file of requests; see --trace-format")
 	f.StringVar(&fl.format, "trace-format", "",
@@ -127,48 +138,47 @@ forget theirs).`,
 	f.StringVar(&fl.svg, "svg", "", "write a plot of TTFT and hit rate to this file")
 	f.BoolVar(&fl.asJSON, "json", false, "print the result as a JSON object, without progress")
 	f.BoolVar(&fl.quiet, "quiet", false, "print no progress")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		silent := fl.asJSON || fl.quiet
-		notes := io.Discard
-		if !silent {
-			notes = os.Stderr
+}
+
+// run compares the arms and prints the result. scaled reports whether the weight of prefill is given.
+func (fl *flags) run(ctx context.Context, scaled bool) error {
+	silent := fl.asJSON || fl.quiet
+	notes := io.Discard
+	if !silent {
+		notes = os.Stderr
+	}
+	o, err := fl.options(scaled, notes)
+	if err != nil {
+		return cli.UsageErrorf("%w", err)
+	}
+	var plot *os.File
+	if fl.svg != "" {
+		if plot, err = os.Create(fl.svg); err != nil {
+			return cli.UsageErrorf("--svg: %w", err)
 		}
-		o, err := fl.options(f.Changed("prefill-load-scale"), notes)
-		if err != nil {
-			return cli.UsageErrorf("%w", err)
-		}
-		var plot *os.File
-		if fl.svg != "" {
-			if plot, err = os.Create(fl.svg); err != nil {
-				return cli.UsageErrorf("--svg: %w", err)
-			}
-			defer plot.Close()
-		}
-		if !silent {
-			o.Progress = progress(os.Stderr, time.Now)
-		}
-		rep, err := Compare(cmd.Context(), o)
-		if errors.Is(err, ErrTooLong) {
-			return cli.UsageErrorf("--capacity or --ratio: %w", err)
-		} else if err != nil {
+		defer plot.Close()
+	}
+	if !silent {
+		o.Progress = progress(os.Stderr, time.Now)
+	}
+	rep, err := Compare(ctx, o)
+	if errors.Is(err, ErrTooLong) {
+		return cli.UsageErrorf("--capacity or --ratio: %w", err)
+	} else if err != nil {
+		return err
+	}
+	if plot != nil {
+		if err := rep.SVG(plot); err != nil {
 			return err
 		}
-		if plot != nil {
-			if err := rep.SVG(plot); err != nil {
-				return err
-			}
-			if err := plot.Close(); err != nil {
-				return err
-			}
+		if err := plot.Close(); err != nil {
+			return err
 		}
-		if fl.asJSON {
-			return cli.PrintJSON(os.Stdout, rep)
-		}
-		return rep.Print(os.Stdout)
 	}
-	cli.Output[*Report](cmd)
-	cmd.AddCommand(matrixCommand(), measuredCommand())
-	return cmd
+	if fl.asJSON {
+		return cli.PrintJSON(os.Stdout, rep)
+	}
+	return rep.Print(os.Stdout)
 }
 
 // weights adds a flag for every weight of the policies.
@@ -187,9 +197,8 @@ func (fl *flags) weights(f *pflag.FlagSet) {
 	add(&c.RouterTemperature, "router-temperature", "0: the smallest cost; above: workers of like cost are drawn")
 }
 
-// options checks everything and reads the workload. notes gets what was detected in a trace.
-func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
-	var errs []error
+// checkNumbers returns an error for each number out of its range.
+func (fl *flags) checkNumbers() (errs []error) {
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for _, n := range []struct {
 		name          string
@@ -230,6 +239,13 @@ func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
 			}
 		}
 	}
+	return errs
+}
+
+// options checks everything and reads the workload. notes gets what was detected in a trace.
+func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
+	errs := fl.checkNumbers()
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	changes, err := parseChanges(fl.changes)
 	if err != nil {
 		fail("--change: %w", err)
@@ -282,46 +298,15 @@ func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
 	if len(errs) > 0 {
 		return o, errors.Join(errs...)
 	}
-	var reqs []trace.Request
-	if fl.trace != "" {
-		if reqs, err = readTrace(fl.trace, fl.format, fl.requests, &fl.blockTokens, fl.seed, notes); err != nil {
-			return o, fmt.Errorf("--trace: %w", err)
-		}
-		if !given && trace.CheckBlockSize(fl.blockTokens) == nil {
-			fl.blockSize = min(fl.blockSize, fl.blockTokens)
-		}
-		if fl.blockTokens%fl.blockSize != 0 {
-			return o, fmt.Errorf("--block-tokens: %d tokens of a hash id are no multiple of the block size %d", fl.blockTokens,
-				fl.blockSize)
-		}
+	reqs, err := fl.traced(given, notes)
+	if err != nil {
+		return o, err
 	}
 	if o.Workloads, err = fl.workloads(reqs); err != nil {
 		return o, err
 	}
 	for i := range o.Workloads {
-		w := &o.Workloads[i]
-		if fl.engine != "" {
-			size := w.Engine.BlockSize
-			w.Engine = engines[fl.engine]()
-			w.Engine.BlockSize = size
-		}
-		if fl.enginesPerGPU > 0 {
-			w.Engine.EnginesPerGPU = fl.enginesPerGPU
-		}
-		w.Speeds, w.Capacities = fl.speeds, fl.capacities
-		if changes != nil {
-			w.Changes = changes
-		}
-		if fl.singleTurns {
-			w.SingleTurns()
-		}
-		if fl.output > 0 {
-			w.setOutput(fl.output)
-		}
-		e := &w.Engine
-		if e.Host, e.Store = fl.host, fl.store; fl.capacity > 0 {
-			e.Capacity = fl.capacity
-		}
+		fl.amend(&o.Workloads[i], changes)
 	}
 	if !scaled {
 		o.Routing.PrefillLoadScale = o.Workloads[0].PrefillLoadScale
@@ -329,6 +314,52 @@ func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
 	o.Workers, o.Routers, o.Ratios, o.Seed = fl.workers, fl.routers, fl.ratios, fl.seed
 	o.TableTokens, o.TableDepth = fl.tableTokens, fl.tableDepth
 	return o, nil
+}
+
+// traced reads the requests of --trace; nil without a trace. given reports whether the block size is given. Otherwise
+// the block size is at most the size in the trace.
+func (fl *flags) traced(given bool, notes io.Writer) ([]trace.Request, error) {
+	if fl.trace == "" {
+		return nil, nil
+	}
+	reqs, err := readTrace(fl.trace, fl.format, fl.requests, &fl.blockTokens, fl.seed, notes)
+	if err != nil {
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	if !given && trace.CheckBlockSize(fl.blockTokens) == nil {
+		fl.blockSize = min(fl.blockSize, fl.blockTokens)
+	}
+	if fl.blockTokens%fl.blockSize != 0 {
+		return nil, fmt.Errorf("--block-tokens: %d tokens of a hash id are no multiple of the block size %d", fl.blockTokens,
+			fl.blockSize)
+	}
+	return reqs, nil
+}
+
+// amend changes a workload as the flags say.
+func (fl *flags) amend(w *Workload, changes []Change) {
+	if fl.engine != "" {
+		size := w.Engine.BlockSize
+		w.Engine = engines[fl.engine]()
+		w.Engine.BlockSize = size
+	}
+	if fl.enginesPerGPU > 0 {
+		w.Engine.EnginesPerGPU = fl.enginesPerGPU
+	}
+	w.Speeds, w.Capacities = fl.speeds, fl.capacities
+	if changes != nil {
+		w.Changes = changes
+	}
+	if fl.singleTurns {
+		w.SingleTurns()
+	}
+	if fl.output > 0 {
+		w.setOutput(fl.output)
+	}
+	e := &w.Engine
+	if e.Host, e.Store = fl.host, fl.store; fl.capacity > 0 {
+		e.Capacity = fl.capacity
+	}
 }
 
 // engines are the selectable engines.

@@ -1,6 +1,7 @@
 package routesim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,11 +19,7 @@ import (
 
 // matrixCommand is indexer simulate matrix.
 func matrixCommand() *cobra.Command {
-	m := Matrix{Routing: routing.DefaultConfig()}
-	var arms, only []string
-	var subject, traces string
-	var requests int
-	var asJSON, quiet bool
+	fl := matrixFlags{Matrix: Matrix{Routing: routing.DefaultConfig()}}
 	cmd := &cobra.Command{
 		Use:   "matrix",
 		Short: "Compare ways to choose workers on all workloads, at several loads, with and without a host tier",
@@ -44,77 +41,98 @@ dynamo-1-1, the default of Dynamo: requests of which earlier ones had a quarter 
 	}
 	cli.Output[[]Cell](cmd)
 	f := cmd.Flags()
-	f.StringSliceVar(&arms, "arms", []string{"rivals"}, `arms of indexer simulate; "rivals" selects all other routers`)
-	f.StringSliceVar(&only, "workloads", nil, "workloads to run (default: all)")
-	f.StringVar(&subject, "subject", "", "arm to judge against the other arms; runs in addition")
-	f.StringVar(&traces, "traces", "", "folder with Mooncake's traces")
-	f.IntVar(&requests, "requests", 1200, "requests of a workload; the mixes of llm-d have 1,500 and 498 at every rate")
-	f.IntVar(&m.Seeds, "seeds", 5, "number of seeds")
-	f.Float64SliceVar(&m.Loads, "load", []float64{0.4, 0.6, 0.8}, "loads")
-	f.Float64SliceVar(&m.Hosts, "host", []float64{0, 2},
+	f.StringSliceVar(&fl.arms, "arms", []string{"rivals"}, `arms of indexer simulate; "rivals" selects all other routers`)
+	f.StringSliceVar(&fl.only, "workloads", nil, "workloads to run (default: all)")
+	f.StringVar(&fl.subject, "subject", "", "arm to judge against the other arms; runs in addition")
+	f.StringVar(&fl.traces, "traces", "", "folder with Mooncake's traces")
+	f.IntVar(&fl.requests, "requests", 1200, "requests of a workload; the mixes of llm-d have 1,500 and 498 at every rate")
+	f.IntVar(&fl.Seeds, "seeds", 5, "number of seeds")
+	f.Float64SliceVar(&fl.Loads, "load", []float64{0.4, 0.6, 0.8}, "loads")
+	f.Float64SliceVar(&fl.Hosts, "host", []float64{0, 2},
 		"sizes of the host tier, as multiples of the device memory, not in tokens; 0: none")
-	f.BoolVar(&asJSON, "json", false, "print the result as JSON, and no progress")
-	f.BoolVar(&quiet, "quiet", false, "print no progress")
+	f.BoolVar(&fl.asJSON, "json", false, "print the result as JSON, and no progress")
+	f.BoolVar(&fl.quiet, "quiet", false, "print no progress")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if subject != "" {
-			arms = append(arms, subject)
+		if err := fl.complete(); err != nil {
+			return cli.UsageErrorf("%w", err)
 		}
-		var errs []error
-		var err error
-		if m.Arms, err = ParseArms(arms); err != nil {
-			errs = append(errs, fmt.Errorf("--arms: %w", err))
-		}
-		m.Subject = Arm(subject)
-		files, err := readTraces(traces)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--traces: %w", err))
-		}
-		if requests < 20 || requests > 1_000_000 {
-			errs = append(errs, fmt.Errorf("--requests %d is not from 20 to 1,000,000", requests))
-		}
-		if m.Seeds < 1 || m.Seeds > 1000 {
-			errs = append(errs, fmt.Errorf("--seeds %d is not from 1 to 1,000", m.Seeds))
-		}
-		for _, x := range m.Loads {
-			if !(x > 0 && x <= 10) {
-				errs = append(errs, fmt.Errorf("--load %v is not above 0 and at most 10", x))
-			}
-		}
-		for _, x := range m.Hosts {
-			if !(x >= 0 && x <= 1000) {
-				errs = append(errs, fmt.Errorf("--host %v is not from 0 to 1,000", x))
-			}
-		}
-		m.Workloads = MatrixWorkloads(requests, files)
-		for _, name := range only {
-			if !slices.ContainsFunc(m.Workloads, func(w MatrixWorkload) bool { return w.Name == name }) {
-				errs = append(errs, fmt.Errorf("--workloads: there is no %q", name))
-			}
-		}
-		if only != nil {
-			m.Workloads = slices.DeleteFunc(m.Workloads, func(w MatrixWorkload) bool { return !slices.Contains(only, w.Name) })
-		}
-		if len(errs) > 0 {
-			return cli.UsageErrorf("%w", errors.Join(errs...))
-		}
-		if !asJSON && !quiet {
-			var lock sync.Mutex
-			m.Progress = func(done, of int) {
-				lock.Lock()
-				defer lock.Unlock()
-				fmt.Fprintf(os.Stderr, "%d of %d cells\n", done, of)
-			}
-		}
-		cells, err := m.Run(cmd.Context())
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return cli.PrintJSON(os.Stdout, cells)
-		}
-		return m.Markdown(os.Stdout, cells)
+		return fl.run(cmd.Context())
 	}
 	return cmd
+}
+
+// matrixFlags are the flags of the command matrix, and the matrix.
+type matrixFlags struct {
+	Matrix
+	arms, only      []string
+	subject, traces string
+	requests        int
+	asJSON, quiet   bool
+}
+
+// complete checks the flags and completes the matrix.
+func (fl *matrixFlags) complete() error {
+	if fl.subject != "" {
+		fl.arms = append(fl.arms, fl.subject)
+	}
+	var errs []error
+	var err error
+	if fl.Arms, err = ParseArms(fl.arms); err != nil {
+		errs = append(errs, fmt.Errorf("--arms: %w", err))
+	}
+	fl.Subject = Arm(fl.subject)
+	files, err := readTraces(fl.traces)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("--traces: %w", err))
+	}
+	if fl.requests < 20 || fl.requests > 1_000_000 {
+		errs = append(errs, fmt.Errorf("--requests %d is not from 20 to 1,000,000", fl.requests))
+	}
+	if fl.Seeds < 1 || fl.Seeds > 1000 {
+		errs = append(errs, fmt.Errorf("--seeds %d is not from 1 to 1,000", fl.Seeds))
+	}
+	for _, x := range fl.Loads {
+		if !(x > 0 && x <= 10) {
+			errs = append(errs, fmt.Errorf("--load %v is not above 0 and at most 10", x))
+		}
+	}
+	for _, x := range fl.Hosts {
+		if !(x >= 0 && x <= 1000) {
+			errs = append(errs, fmt.Errorf("--host %v is not from 0 to 1,000", x))
+		}
+	}
+	fl.Workloads = MatrixWorkloads(fl.requests, files)
+	for _, name := range fl.only {
+		if !slices.ContainsFunc(fl.Workloads, func(w MatrixWorkload) bool { return w.Name == name }) {
+			errs = append(errs, fmt.Errorf("--workloads: there is no %q", name))
+		}
+	}
+	if fl.only != nil {
+		fl.Workloads = slices.DeleteFunc(fl.Workloads, func(w MatrixWorkload) bool {
+			return !slices.Contains(fl.only, w.Name)
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// run prints the cells of the matrix.
+func (fl *matrixFlags) run(ctx context.Context) error {
+	if !fl.asJSON && !fl.quiet {
+		var lock sync.Mutex
+		fl.Progress = func(done, of int) {
+			lock.Lock()
+			defer lock.Unlock()
+			fmt.Fprintf(os.Stderr, "%d of %d cells\n", done, of)
+		}
+	}
+	cells, err := fl.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if fl.asJSON {
+		return cli.PrintJSON(os.Stdout, cells)
+	}
+	return fl.Markdown(os.Stdout, cells)
 }
 
 // readTraces reads Mooncake's traces in a folder by name. An empty folder name gives no traces.

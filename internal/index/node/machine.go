@@ -212,27 +212,7 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 		r.cleared++
 		m.count(m.index.Apply(r.id, msg.Time, []events.Event{{Kind: events.Cleared, Reason: events.ReasonGap}}))
 	}
-	tagged := false // an event has a session
-	for i := range evs {
-		r.tally[evs[i].Kind][evs[i].Tier]++
-		switch evs[i].Kind {
-		case events.Stored:
-			r.Stored += uint64(len(evs[i].Blocks))
-			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
-			tagged = tagged || evs[i].Session != 0
-			if evs[i].Places() && evs[i].Lookahead != r.Lookahead {
-				r.Lookahead, m.stale = evs[i].Lookahead, true
-			}
-		case events.Removed:
-			r.Removed += uint64(len(evs[i].Blocks))
-		case events.Cleared:
-			r.cleared++
-			if evs[i].Tier == events.AllTiers {
-				r.before = change{r.Stored, r.Removed}
-			}
-		}
-		part.grown.changes += uint64(len(evs[i].Blocks))
-	}
+	tagged := m.countEvents(part, r, evs)
 	apply := m.index.Apply
 	if b.Cursor.Partial > 0 { // the rest of the engine's message follows in other batches
 		apply = m.index.ApplyPart
@@ -255,6 +235,31 @@ func (m *Machine) applyMessage(part *replica, msg *jetstream.Message) {
 		m.counts.Ended++
 		m.stale = true
 	}
+}
+
+// countEvents counts events before their application. tagged reports whether an event has a session.
+func (m *Machine) countEvents(part *replica, r *rank, evs []events.Event) (tagged bool) {
+	for i := range evs {
+		r.tally[evs[i].Kind][evs[i].Tier]++
+		switch evs[i].Kind {
+		case events.Stored:
+			r.Stored += uint64(len(evs[i].Blocks))
+			m.counts.BlocksStored += uint64(len(evs[i].Blocks))
+			tagged = tagged || evs[i].Session != 0
+			if evs[i].Places() && evs[i].Lookahead != r.Lookahead {
+				r.Lookahead, m.stale = evs[i].Lookahead, true
+			}
+		case events.Removed:
+			r.Removed += uint64(len(evs[i].Blocks))
+		case events.Cleared:
+			r.cleared++
+			if evs[i].Tier == events.AllTiers {
+				r.before = change{r.Stored, r.Removed}
+			}
+		}
+		part.grown.changes += uint64(len(evs[i].Blocks))
+	}
+	return tagged
 }
 
 // addRank adds a rank to the index.

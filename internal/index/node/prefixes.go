@@ -10,6 +10,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/radix"
 )
 
+// maxPrefixHashes bounds the hashes of all runs in an answer for a join.
+const maxPrefixHashes = 40_000
+
 // Prefixes returns the largest part of the prefix tree held by the ranks of a model on this node: one tree per shard
 // with ranks of the model, at least one. Several trees, and trees for a request that names partitions, include the
 // hashes for a join. Any goroutine may call Prefixes. Writers do not wait for Prefixes.
@@ -32,7 +35,7 @@ func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	}
 	query := radix.OutlineQuery{Space: served.Space, Most: cmp.Or(int(q.Limit), api.UsualPrefixes)}
 	if len(q.Partitions) > 0 || len(served.Shards) > 1 {
-		query.Hashes = api.MaxPrefixHashes
+		query.Hashes = maxPrefixHashes
 	}
 	among := len(q.Partitions) > 0 || len(view.Hidden) > 0 // otherwise the index has no further ranks of the space
 	var trees []*api.PrefixTree

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/radix"
@@ -258,8 +259,8 @@ func (s *sessionChains) drop(id radix.RankID) {
 }
 
 // SessionBlocks returns the blocks of a session on the ranks of some partitions. Any goroutine may call SessionBlocks.
-func (n *Node) SessionBlocks(q *api.SessionBlocksRequest) *api.SessionBlocks {
-	out := &api.SessionBlocks{Held: []api.SessionHolding{},
+func (n *Node) SessionBlocks(q *peerapi.SessionBlocksRequest) *peerapi.SessionBlocks {
+	out := &peerapi.SessionBlocks{Held: []api.SessionHolding{},
 		Missing: (&scratch{reflected: n.progress(nil)}).look(q.Partitions)}
 	session := events.HashSession(q.SessionID)
 	for model, list := range n.view().Models {

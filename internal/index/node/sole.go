@@ -6,6 +6,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/index/sole"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -24,8 +25,8 @@ const maxSole = 1 << 16
 
 // Sole returns the blocks of a model's workers in some partitions, by the only holder, and the partitions without an
 // index. Any goroutine may call Sole. Writers do not wait for Sole.
-func (n *Node) Sole(q *api.RemovalRequest) (*api.RemovalPart, error) {
-	out := &api.RemovalPart{Holders: []api.RemovalHolder{}, Requests: []api.RemovalDepths{}}
+func (n *Node) Sole(q *api.RemovalRequest) (*peerapi.RemovalPart, error) {
+	out := &peerapi.RemovalPart{Holders: []peerapi.RemovalHolder{}, Requests: []peerapi.RemovalDepths{}}
 	if len(q.Partitions) > 0 {
 		out.Missing = (&scratch{reflected: n.progress(nil)}).look(q.Partitions)
 	}
@@ -57,7 +58,7 @@ func (n *Node) Sole(q *api.RemovalRequest) (*api.RemovalPart, error) {
 	var holders map[events.WorkerID][]uint64
 	holders, out.Bits = found.Sample(maxSole)
 	for worker, blocks := range holders {
-		out.Holders = append(out.Holders, api.RemovalHolder{Worker: worker, Blocks: blocks})
+		out.Holders = append(out.Holders, peerapi.RemovalHolder{Worker: worker, Blocks: blocks})
 	}
 	return out, nil
 }

@@ -3,6 +3,7 @@ package funnel
 import (
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -176,10 +177,10 @@ func (p *prompt) appendNames(names []Name, model string, size uint32) []Name {
 // known combines the histories of the nodes.
 type known struct {
 	history *History
-	others  map[Name]api.BlockPast
+	others  map[Name]peerapi.BlockPast
 }
 
-func (k known) past(n Name) (api.BlockPast, bool) {
+func (k known) past(n Name) (peerapi.BlockPast, bool) {
 	a, here := k.history.Of(n)
 	b, there := k.others[n]
 	return join(a, b), here || there
@@ -305,7 +306,7 @@ func divide(r *Request, p *prompt, k known, elsewhere func(events.WorkerID, int6
 }
 
 // lostBlock returns the reason why a seen block is not held; before is the reason for the previous block.
-func lostBlock(r *Request, i int, b api.BlockPast, known bool, before loss, from int64) loss {
+func lostBlock(r *Request, i int, b peerapi.BlockPast, known bool, before loss, from int64) loss {
 	l := loss{step: api.StepHeld, tokens: before.tokens}
 	now := r.At.UnixMicro()
 	switch {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -37,7 +38,7 @@ type Config struct {
 
 	// Peers queries the histories of all other nodes. unheard is the number of nodes without an answer. nil means that
 	// no other nodes exist.
-	Peers func(ctx context.Context, q *api.BlockHistoryRequest) (answers []*api.BlockHistory, unheard int)
+	Peers func(ctx context.Context, q *peerapi.BlockHistoryRequest) (answers []*peerapi.BlockHistory, unheard int)
 
 	// Claimed reports whether a worker's events under a model are valid; see [node.Config].Claimed. nil accepts all
 	// events.
@@ -311,8 +312,8 @@ func (t *Tracker) Flush(ctx context.Context) error {
 }
 
 // BlockHistory returns this node's history of blocks.
-func (t *Tracker) BlockHistory(q *api.BlockHistoryRequest) *api.BlockHistory {
-	out := &api.BlockHistory{Blocks: []api.BlockPast{}}
+func (t *Tracker) BlockHistory(q *peerapi.BlockHistoryRequest) *peerapi.BlockHistory {
+	out := &peerapi.BlockHistory{Blocks: []peerapi.BlockPast{}}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i, n := range q.Blocks {
@@ -407,7 +408,7 @@ func (t *Tracker) divide(ctx context.Context, batch []*Request) {
 		}
 		runtime.Gosched() // answers have priority
 	}
-	others := t.queryPeers(ctx, ask, api.BlockHistoryRequest{})
+	others := t.queryPeers(ctx, ask, peerapi.BlockHistoryRequest{})
 	for i, r := range batch {
 		t.record(ctx, r, &t.prompts[i], others)
 		runtime.Gosched()
@@ -431,7 +432,7 @@ func (t *Tracker) learnSizes(ctx context.Context, batch []*Request) {
 		}
 	}
 	if len(ask) > 0 {
-		for model, list := range t.queryPeers(ctx, nil, api.BlockHistoryRequest{Models: ask}).sizes {
+		for model, list := range t.queryPeers(ctx, nil, peerapi.BlockHistoryRequest{Models: ask}).sizes {
 			if of := t.sizes[model]; of != nil {
 				of.list = append(of.list, list...)
 				slices.Sort(of.list)
@@ -448,19 +449,19 @@ func (t *Tracker) learnSizes(ctx context.Context, batch []*Request) {
 
 // elsewhere contains the histories of other nodes.
 type elsewhere struct {
-	blocks map[Name]api.BlockPast
-	roots  []api.StoredRoot
+	blocks map[Name]peerapi.BlockPast
+	roots  []peerapi.StoredRoot
 	sizes  map[string][]uint32
 }
 
 // queryPeers queries the other nodes' histories of blocks, with the remaining fields of q.
-func (t *Tracker) queryPeers(ctx context.Context, ask []Name, q api.BlockHistoryRequest) (e elsewhere) {
-	e.blocks, e.sizes = map[Name]api.BlockPast{}, map[string][]uint32{}
+func (t *Tracker) queryPeers(ctx context.Context, ask []Name, q peerapi.BlockHistoryRequest) (e elsewhere) {
+	e.blocks, e.sizes = map[Name]peerapi.BlockPast{}, map[string][]uint32{}
 	if t.cfg.Peers == nil {
 		return e
 	}
 	for len(ask) > 0 || len(q.Workers) > 0 || len(q.Models) > 0 {
-		some := ask[:min(len(ask), api.MaxHistoryBlocks)]
+		some := ask[:min(len(ask), peerapi.MaxHistoryBlocks)]
 		ask = ask[len(some):]
 		q.Blocks = nil
 		for _, n := range some {
@@ -542,7 +543,7 @@ func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) b
 	t.mu.Lock()
 	roots := t.history.Roots(nil, w)
 	t.mu.Unlock()
-	roots = append(roots, t.queryPeers(ctx, nil, api.BlockHistoryRequest{Workers: []events.WorkerID{w}}).roots...)
+	roots = append(roots, t.queryPeers(ctx, nil, peerapi.BlockHistoryRequest{Workers: []events.WorkerID{w}}).roots...)
 	var names []Name
 	for _, r := range roots {
 		if r.At >= since {
@@ -552,7 +553,7 @@ func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) b
 	if len(names) == 0 {
 		return false
 	}
-	others := t.queryPeers(ctx, names, api.BlockHistoryRequest{})
+	others := t.queryPeers(ctx, names, peerapi.BlockHistoryRequest{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, n := range names {
@@ -595,7 +596,7 @@ func (t *Tracker) reported(ctx context.Context, r *reportItem) bool {
 	t.cfg.Reused(p.model, r.CachedTokens)
 	reused := min(p.selected, r.CachedTokens)
 	first := min(int((reused+p.size-1)/p.size), len(p.names))
-	others := t.queryPeers(ctx, p.names[first:], api.BlockHistoryRequest{})
+	others := t.queryPeers(ctx, p.names[first:], peerapi.BlockHistoryRequest{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.sums.bucketAt(p.model, p.at)

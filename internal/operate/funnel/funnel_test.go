@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
@@ -82,7 +83,7 @@ func TestHistoryAgainstNaive(t *testing.T) {
 		for s, locals := range prompts {
 			seq := events.SeqHashes(nil, locals)
 			got, _ := h.Of(Name(uint64(seq[len(seq)-1]) ^ space("m", 16)))
-			want := api.BlockPast{Asked: twin.asked[s], Stored: twin.stored[s], Last: twin.last[s], Lost: twin.lost[s]}
+			want := peerapi.BlockPast{Asked: twin.asked[s], Stored: twin.stored[s], Last: twin.last[s], Lost: twin.lost[s]}
 			if want.Lost != 0 {
 				want.Why, want.Worker, want.Tier = api.CauseEvicted, twin.by[s], events.Device
 			}
@@ -146,24 +147,24 @@ func TestDivide(t *testing.T) {
 		return r
 	}
 	names := request(func(*Request) {}).names()
-	everything := func(p api.BlockPast) map[Name]api.BlockPast {
-		known := map[Name]api.BlockPast{}
+	everything := func(p peerapi.BlockPast) map[Name]peerapi.BlockPast {
+		known := map[Name]peerapi.BlockPast{}
 		for _, n := range names {
 			known[n] = p
 		}
 		return known
 	}
-	gone := api.BlockPast{Asked: 1, Stored: 2, Last: 2, Lost: 400_000, Why: api.CauseEvicted, Worker: "w",
+	gone := peerapi.BlockPast{Asked: 1, Stored: 2, Last: 2, Lost: 400_000, Why: api.CauseEvicted, Worker: "w",
 		Tier: events.Host}
 	mixed := everything(gone) // the last three were never stored; the second is held, the first is not
 	for _, n := range names[7:] {
-		mixed[n] = api.BlockPast{Asked: 1}
+		mixed[n] = peerapi.BlockPast{Asked: 1}
 	}
-	mixed[names[1]] = api.BlockPast{Asked: 1, Stored: 2, Last: 2}
+	mixed[names[1]] = peerapi.BlockPast{Asked: 1, Stored: 2, Last: 2}
 	for _, c := range []struct {
 		name  string
 		r     *Request
-		known map[Name]api.BlockPast
+		known map[Name]peerapi.BlockPast
 		from  int64
 		want  share
 	}{
@@ -179,7 +180,7 @@ func TestDivide(t *testing.T) {
 			{step: api.StepSeen, cause: api.CausePartialBlock, tokens: 3},
 			{api.StepHeld, api.CauseEvicted, 28, "w", events.Host, 600_000},
 			{step: api.StepHeld, cause: api.CauseNeverStored, tokens: 12}}}},
-		{"forgotten", request(func(*Request) {}), everything(api.BlockPast{Asked: 1}), 2, share{asked: 43, seen: 40,
+		{"forgotten", request(func(*Request) {}), everything(peerapi.BlockPast{Asked: 1}), 2, share{asked: 43, seen: 40,
 			lost: []loss{{step: api.StepSeen, cause: api.CausePartialBlock, tokens: 3},
 				{step: api.StepHeld, cause: api.CauseUnexplained, tokens: 40}}}},
 		{"incomplete", request(func(r *Request) { r.Incomplete = true }), everything(gone), 0, share{asked: 43, seen: 40,
@@ -259,13 +260,14 @@ func TestStepsAndLossesAddUp(t *testing.T) {
 		if rng.IntN(4) > 0 {
 			r.Worker = "w"
 		}
-		others := map[Name]api.BlockPast{}
+		others := map[Name]peerapi.BlockPast{}
 		p := r.prompt(true)
 		for _, list := range append([][]Name{p.names, p.plain, p.bare}, p.other...) {
 			for _, n := range list {
 				if rng.IntN(3) > 0 {
 					at := func() int64 { return max(0, rng.Int64N(1500)-300) }
-					others[n] = api.BlockPast{Asked: at(), Stored: at(), Last: at(), Lost: at(), Why: api.CauseCleared, Worker: "v"}
+					others[n] = peerapi.BlockPast{Asked: at(), Stored: at(), Last: at(), Lost: at(), Why: api.CauseCleared,
+						Worker: "v"}
 				}
 			}
 		}

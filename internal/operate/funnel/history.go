@@ -3,6 +3,7 @@ package funnel
 import (
 	"slices"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/zeebo/xxh3"
@@ -242,9 +243,9 @@ func (h *History) Asked(names []Name, held int, to events.WorkerID, now int64) {
 }
 
 // Of returns the history of a block. ok is false for an unknown block.
-func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
+func (h *History) Of(n Name) (out peerapi.BlockPast, ok bool) {
 	p, ok := h.blocks.get(uint64(n))
-	out = api.BlockPast{Asked: p.asked, Stored: p.stored, Last: p.last, Held: p.held}
+	out = peerapi.BlockPast{Asked: p.asked, Stored: p.stored, Last: p.last, Held: p.held}
 	if p.lost != 0 {
 		out.Lost, out.Why, out.Tier = p.lost, api.CauseEvicted, p.tier
 		if r := h.known(p.lostBy); r != nil {
@@ -263,11 +264,11 @@ func (h *History) Of(n Name) (out api.BlockPast, ok bool) {
 }
 
 // Roots appends the beginnings of the last prompts that a worker stored.
-func (h *History) Roots(list []api.StoredRoot, worker events.WorkerID) []api.StoredRoot {
+func (h *History) Roots(list []peerapi.StoredRoot, worker events.WorkerID) []peerapi.StoredRoot {
 	for i := range h.ranks {
 		if r := &h.ranks[i]; r.id != 0 && r.key.Instance == worker {
 			for _, x := range r.roots {
-				list = append(list, api.StoredRoot{Worker: worker, Block: uint64(x.name), At: x.at})
+				list = append(list, peerapi.StoredRoot{Worker: worker, Block: uint64(x.name), At: x.at})
 			}
 		}
 	}
@@ -275,7 +276,7 @@ func (h *History) Roots(list []api.StoredRoot, worker events.WorkerID) []api.Sto
 }
 
 // join combines the histories of a block on two nodes.
-func join(a, b api.BlockPast) api.BlockPast {
+func join(a, b peerapi.BlockPast) peerapi.BlockPast {
 	first := func(x, y int64) int64 {
 		if x == 0 || y != 0 && y < x {
 			return y

@@ -330,26 +330,8 @@ func (to emitter) node(s *api.Status) {
 
 // routing adds the metrics of requests booked or waiting on this node, and of guesses and sessions.
 func (to emitter) routing(s *api.Status) {
-	if s.Load != nil {
-		to.count("kvatlas_bookings_healed_total",
-			"Requests ended late, after a report of another node.", s.Load.Healed)
-		for _, m := range s.Load.Models {
-			name := m.Model
-			if m.Group != "" {
-				name += ":" + m.Group
-			}
-			to.gauge("kvatlas_requests_under_way",
-				"Old name of kvatlas_load_requests, for one release.", float64(m.Requests), "model", name)
-			to.counts("kvatlas_bookings_total",
-				"Bookings on this node, by model and outcome: ok, conflict (the id is in progress), full (too "+
-					"many in progress: also for an output block).", "outcome",
-				map[string]uint64{"ok": m.Booked, "conflict": m.Conflicts, "full": m.Full}, "model", name)
-			to.counts("kvatlas_bookings_ended_total",
-				"Ended bookings, by model and reason: freed (by a request to this node); on each node: "+
-					"expired (by age), rival (another node also booked the id), gone (with the rank).",
-				"why",
-				map[string]uint64{"freed": m.Freed, "expired": m.Expired, "rival": m.Rivals, "gone": m.Gone}, "model", name)
-		}
+	if x := s.Load; x != nil {
+		to.bookings(x)
 	}
 	for _, g := range s.Guesses {
 		to.gauge("kvatlas_guessed_blocks",
@@ -367,18 +349,7 @@ func (to emitter) routing(s *api.Status) {
 			"Prompt tokens of waiting requests, by model.", float64(w.Tokens), "model", w.Model)
 	}
 	if x := s.Sessions; x != nil {
-		to.gauge("kvatlas_sessions",
-			"Sessions bound to a worker. The same at each node.", float64(x.Sessions))
-		to.counts("kvatlas_session_bindings_total",
-			"Bookings of a session on this node, by result for the binding: made, kept, moved, refused (the "+
-				"session is bound elsewhere), full (too many sessions), unclear (prompts without an id that end with the same "+
-				"block), expired.",
-			"outcome", map[string]uint64{"made": x.Made, "kept": x.Kept, "moved": x.Moved, "refused": x.Refused,
-				"full": x.Full, "unclear": x.Unclear, "expired": x.Expired})
-		to.gauge("kvatlas_session_prompts",
-			"Prompts without a session id with an expected continuation at a worker. The same at each node.", float64(x.Prompts))
-		to.count("kvatlas_session_prompts_continued_total",
-			"Bookings on this node that continue a session without a session id.", x.Continued)
+		to.sessions(x)
 	}
 	if x := s.EngineReports; x != nil {
 		to.counts("kvatlas_engine_reports_total",
@@ -413,6 +384,45 @@ func (to emitter) routing(s *api.Status) {
 	if x := s.Regions; x != nil {
 		to.regions(x)
 	}
+}
+
+// bookings adds the metrics of bookings.
+func (to emitter) bookings(x *api.LoadStatus) {
+	to.count("kvatlas_bookings_healed_total",
+		"Requests ended late, after a report of another node.", x.Healed)
+	for _, m := range x.Models {
+		name := m.Model
+		if m.Group != "" {
+			name += ":" + m.Group
+		}
+		to.gauge("kvatlas_requests_under_way",
+			"Old name of kvatlas_load_requests, for one release.", float64(m.Requests), "model", name)
+		to.counts("kvatlas_bookings_total",
+			"Bookings on this node, by model and outcome: ok, conflict (the id is in progress), full (too "+
+				"many in progress: also for an output block).", "outcome",
+			map[string]uint64{"ok": m.Booked, "conflict": m.Conflicts, "full": m.Full}, "model", name)
+		to.counts("kvatlas_bookings_ended_total",
+			"Ended bookings, by model and reason: freed (by a request to this node); on each node: "+
+				"expired (by age), rival (another node also booked the id), gone (with the rank).",
+			"why",
+			map[string]uint64{"freed": m.Freed, "expired": m.Expired, "rival": m.Rivals, "gone": m.Gone}, "model", name)
+	}
+}
+
+// sessions adds the metrics of sessions.
+func (to emitter) sessions(x *api.SessionStatus) {
+	to.gauge("kvatlas_sessions",
+		"Sessions bound to a worker. The same at each node.", float64(x.Sessions))
+	to.counts("kvatlas_session_bindings_total",
+		"Bookings of a session on this node, by result for the binding: made, kept, moved, refused (the "+
+			"session is bound elsewhere), full (too many sessions), unclear (prompts without an id that end with the same "+
+			"block), expired.",
+		"outcome", map[string]uint64{"made": x.Made, "kept": x.Kept, "moved": x.Moved, "refused": x.Refused,
+			"full": x.Full, "unclear": x.Unclear, "expired": x.Expired})
+	to.gauge("kvatlas_session_prompts",
+		"Prompts without a session id with an expected continuation at a worker. The same at each node.", float64(x.Prompts))
+	to.count("kvatlas_session_prompts_continued_total",
+		"Bookings on this node that continue a session without a session id.", x.Continued)
 }
 
 // regions adds the metrics of the exchange with other regions. A node keeps a bounded number of regions.

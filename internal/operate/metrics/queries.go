@@ -246,112 +246,154 @@ var Stages = []string{"tokenize", "hash", "index", "peers", "store", "load", "ch
 // New returns a handler of /metrics for a node, and the counters of its requests.
 func New(cfg Config) (http.Handler, *Queries) {
 	registry := prometheus.NewRegistry()
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-		registry.MustRegister(v)
-		return v
-	}
-	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-		registry.MustRegister(v)
-		return v
-	}
-	usual := prometheus.ExponentialBuckets(10e-6, 2.5, 14)
 	q := &Queries{
 		models: bounded{most: maxModels}, unknown: bounded{most: maxUnknown},
-		duration: histogram("kvatlas_request_duration_seconds", "Time from a request's arrival at the node's handler to "+
-			"its answer. Operations with the prefix own_ are requests of other nodes.", usual, "operation", "outcome"),
-		asked: counter("kvatlas_peer_requests_total", "Requests to other nodes for shares of a query: first, next "+
-			"after a failure, hedge beside a slow one, or forward (the receiver finishes the query).", "kind"),
-		replied: histogram("kvatlas_peer_reply_duration_seconds", "Time from a request to another node to its reply, by "+
-			"outcome. Requests without a reply are not counted.", usual, "outcome"),
-		withheld: counter("kvatlas_peer_hedges_withheld_total",
-			"Old name of kvatlas_peer_hedges_denied_total, for one release.").WithLabelValues(),
-		denied: counter("kvatlas_peer_hedges_denied_total",
-			"Due hedged requests denied by the budget.").WithLabelValues(),
-		forwarded: counter("kvatlas_forwarded_queries_total", "Queries forwarded to another node, by outcome: "+
-			"answered there, or answered here: declined, hedged (slow), given_up (no sign of the answer), unsent. "+
-			"redelivered additionally counts answers relayed to the client by this node.", "outcome"),
-		missing: counter("kvatlas_answer_missing_partitions_total",
-			"Partitions missing in answers because no node answered for them.", "operation"),
-		selected: counter("kvatlas_selections_total", "Choices of a worker on this node, by policy (other: "+
-			"unknown) and outcome: ok, canceled, or an error's code.", "policy", "outcome"),
-		texts: counter("kvatlas_tokenize_total", "Prompts and messages for tokenization, by source "+
-			"(render, tokenize, engines, local) and outcome: ok, cached, busy, timeout, unavailable, refused, malformed, "+
-			"no_source.", "model", "from", "outcome"),
-		textTime: histogram("kvatlas_tokenize_seconds", "Time to tokenize a prompt or messages.", usual,
-			"model", "from"),
-		checks: counter("kvatlas_tokenize_check_total", "Text requests compared with their workers' "+
-			"events, by result: match (the same blocks), partial (only the first blocks), mismatch (other blocks), "+
-			"unknown (not in the events).", "model", "outcome"),
-		reused: counter("kvatlas_route_reused_tokens_total", "Prompt tokens reused according to engines "+
-			"(cached_tokens, through a gateway or in a report).", "model"),
-		moved: counter("kvatlas_route_moved_total",
-			"Requests through a gateway with an answer from another worker than the chosen one.", "model"),
-		disaggregated: counter("kvatlas_route_disaggregated_total", "Choices of a decode and a prefill worker by outcome: "+
-			"prefill (both), short_prompt or prefill_busy (bypass: the decode worker computes the prompt), "+
-			"no_prefill_worker or no_decode_worker (one worker answers alone).", "model", "outcome"),
-		prefills: counter("kvatlas_gateway_prefills_total", "Requests to prefill workers by --gateway-prefill vllm, by "+
-			"outcome: transfer or no_transfer (the worker has computed the prompt, and describes a transfer of blocks or not); "+
-			"refused, broken, status (5xx) or timeout (failures of the worker); rejected (another status), malformed, "+
-			"too_large, busy (no place on this node), denied (--dial-allow), canceled; unsupported (not sent).",
-			"model", "outcome"),
-		prefillTime: histogram("kvatlas_gateway_prefill_seconds", "Time of these requests, with the wait for a place.",
-			prometheus.ExponentialBuckets(1e-3, 2.5, 13), "model"),
-		avoided: counter("kvatlas_tokenize_avoided_total",
-			"Completions through a gateway that the engine received as token ids, without a tokenization in the engine.", "model"),
-		avoidedTokens: counter("kvatlas_tokenize_avoided_tokens_total",
-			"Prompt tokens of these completions.", "model"),
-		avoidedTime: counter("kvatlas_tokenize_avoided_seconds_total", "Time in which the tokenizers of --tokenizers made "+
-			"the tokens of these completions: an estimate of the time that the engines saved.", "model"),
-		estimated: counter("kvatlas_prompt_tokens_estimated_total", "Prompt tokens counted or estimated before the "+
-			"choice, of requests through a gateway whose answer has the engine's number (usage).", "model"),
-		actual: counter("kvatlas_prompt_tokens_actual_total", "Prompt tokens according to the engines (usage), of the "+
-			"requests in kvatlas_prompt_tokens_estimated_total.", "model"),
-		completion: counter("kvatlas_completion_tokens_actual_total", "Tokens of answers according to the engines (usage), "+
-			"of the requests in kvatlas_prompt_tokens_estimated_total.", "model"),
-		estimates: counter("kvatlas_prompt_estimates_total", "Requests in kvatlas_prompt_tokens_estimated_total by outcome: "+
-			"close (the estimate differs from the actual number by at most 10 %), off.", "model", "outcome"),
-		fields: counter("kvatlas_unsupported_fields_total", "Requests routed by load because of a field that determines "+
-			"tokens or tenant and is not supported, or is unknown; by API and field. At most 64 unknown names have series.",
-			"api", "field"),
-		routed: [4]*prometheus.CounterVec{
-			counter("kvatlas_route_asked_tokens_total", "Tokens of queried or routed prompts.", "model"),
-			counter("kvatlas_route_seen_prefix_tokens_total", "Thereof tokens of prefixes queried or stored "+
-				"before, as in an unbounded cache.", "model"),
-			counter("kvatlas_route_best_cached_tokens_total", "Thereof tokens of the longest prefix held by a worker, "+
-				"by tier.", "model", "tier"),
-			counter("kvatlas_route_selected_cached_tokens_total", "Thereof tokens of the prefix that the chosen worker "+
-				"held, by tier.", "model", "tier"),
-		},
-		outcomes: counter("kvatlas_route_decisions_total", "Choices of a worker by their use of the index: best (no "+
-			"candidate held more), lost_to_load, bypass (a prefill worker held more), "+
-			"cold (no worker held blocks), pinned, "+
-			"no_index (the answer lacked partitions), "+
-			"no_worker.", "model", "outcome"),
-		ratio: histogram("kvatlas_find_best_ratio", "Largest share of a query's blocks held by a worker, "+
-			"by model. Without choices of workers.", prometheus.LinearBuckets(0, 0.1, 11), "model"),
 		stages: map[string]prometheus.Observer{}, selection: map[string]prometheus.Observer{},
 	}
-	if q.tenants.most = int64(cfg.Tenants); cfg.Tenants > 0 {
-		q.tenantRequests = counter("kvatlas_tenant_requests_total", "Requests by tenant (empty: none; other: beyond the "+
+	m := maker{registry}
+	m.peers(q)
+	m.texts(q)
+	m.choices(q)
+	m.gateway(q)
+	m.tenantUse(q, cfg.Tenants)
+	m.durations(q)
+	registry.MustRegister(append(ofProcess(), collector{cfg})...)
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
+}
+
+// usualTimes are the buckets of a request's duration.
+var usualTimes = prometheus.ExponentialBuckets(10e-6, 2.5, 14)
+
+// maker makes metrics and registers them.
+type maker struct{ registry *prometheus.Registry }
+
+func (m maker) counter(name, help string, labels ...string) *prometheus.CounterVec {
+	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	m.registry.MustRegister(v)
+	return v
+}
+
+func (m maker) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	m.registry.MustRegister(v)
+	return v
+}
+
+// peers makes the metrics of requests, also those between nodes.
+func (m maker) peers(q *Queries) {
+	q.duration = m.histogram("kvatlas_request_duration_seconds", "Time from a request's arrival at the node's handler to "+
+		"its answer. Operations with the prefix own_ are requests of other nodes.", usualTimes, "operation", "outcome")
+	q.asked = m.counter("kvatlas_peer_requests_total", "Requests to other nodes for shares of a query: first, next "+
+		"after a failure, hedge beside a slow one, or forward (the receiver finishes the query).", "kind")
+	q.replied = m.histogram("kvatlas_peer_reply_duration_seconds", "Time from a request to another node to its reply, by "+
+		"outcome. Requests without a reply are not counted.", usualTimes, "outcome")
+	q.withheld = m.counter("kvatlas_peer_hedges_withheld_total",
+		"Old name of kvatlas_peer_hedges_denied_total, for one release.").WithLabelValues()
+	q.denied = m.counter("kvatlas_peer_hedges_denied_total",
+		"Due hedged requests denied by the budget.").WithLabelValues()
+	q.forwarded = m.counter("kvatlas_forwarded_queries_total", "Queries forwarded to another node, by outcome: "+
+		"answered there, or answered here: declined, hedged (slow), given_up (no sign of the answer), unsent. "+
+		"redelivered additionally counts answers relayed to the client by this node.", "outcome")
+	q.missing = m.counter("kvatlas_answer_missing_partitions_total",
+		"Partitions missing in answers because no node answered for them.", "operation")
+}
+
+// texts makes the metrics of tokenization.
+func (m maker) texts(q *Queries) {
+	q.texts = m.counter("kvatlas_tokenize_total", "Prompts and messages for tokenization, by source "+
+		"(render, tokenize, engines, local) and outcome: ok, cached, busy, timeout, unavailable, refused, malformed, "+
+		"no_source.", "model", "from", "outcome")
+	q.textTime = m.histogram("kvatlas_tokenize_seconds", "Time to tokenize a prompt or messages.", usualTimes,
+		"model", "from")
+	q.checks = m.counter("kvatlas_tokenize_check_total", "Text requests compared with their workers' "+
+		"events, by result: match (the same blocks), partial (only the first blocks), mismatch (other blocks), "+
+		"unknown (not in the events).", "model", "outcome")
+	q.avoided = m.counter("kvatlas_tokenize_avoided_total",
+		"Completions through a gateway that the engine received as token ids, without a tokenization in the engine.", "model")
+	q.avoidedTokens = m.counter("kvatlas_tokenize_avoided_tokens_total",
+		"Prompt tokens of these completions.", "model")
+	q.avoidedTime = m.counter("kvatlas_tokenize_avoided_seconds_total",
+		"Time in which the tokenizers of --tokenizers made "+
+			"the tokens of these completions: an estimate of the time that the engines saved.", "model")
+}
+
+// choices makes the metrics of choices.
+func (m maker) choices(q *Queries) {
+	q.selected = m.counter("kvatlas_selections_total", "Choices of a worker on this node, by policy (other: "+
+		"unknown) and outcome: ok, canceled, or an error's code.", "policy", "outcome")
+	q.reused = m.counter("kvatlas_route_reused_tokens_total", "Prompt tokens reused according to engines "+
+		"(cached_tokens, through a gateway or in a report).", "model")
+	q.moved = m.counter("kvatlas_route_moved_total",
+		"Requests through a gateway with an answer from another worker than the chosen one.", "model")
+	q.disaggregated = m.counter("kvatlas_route_disaggregated_total",
+		"Choices of a decode and a prefill worker by outcome: "+
+			"prefill (both), short_prompt or prefill_busy (bypass: the decode worker computes the prompt), "+
+			"no_prefill_worker or no_decode_worker (one worker answers alone).", "model", "outcome")
+	q.routed = [4]*prometheus.CounterVec{
+		m.counter("kvatlas_route_asked_tokens_total", "Tokens of queried or routed prompts.", "model"),
+		m.counter("kvatlas_route_seen_prefix_tokens_total", "Thereof tokens of prefixes queried or stored "+
+			"before, as in an unbounded cache.", "model"),
+		m.counter("kvatlas_route_best_cached_tokens_total", "Thereof tokens of the longest prefix held by a worker, "+
+			"by tier.", "model", "tier"),
+		m.counter("kvatlas_route_selected_cached_tokens_total", "Thereof tokens of the prefix that the chosen worker "+
+			"held, by tier.", "model", "tier"),
+	}
+	q.outcomes = m.counter("kvatlas_route_decisions_total", "Choices of a worker by their use of the index: best (no "+
+		"candidate held more), lost_to_load, bypass (a prefill worker held more), "+
+		"cold (no worker held blocks), pinned, "+
+		"no_index (the answer lacked partitions), "+
+		"no_worker.", "model", "outcome")
+	q.ratio = m.histogram("kvatlas_find_best_ratio", "Largest share of a query's blocks held by a worker, "+
+		"by model. Without choices of workers.", prometheus.LinearBuckets(0, 0.1, 11), "model")
+}
+
+// gateway makes the metrics of requests through a gateway.
+func (m maker) gateway(q *Queries) {
+	q.prefills = m.counter("kvatlas_gateway_prefills_total", "Requests to prefill workers by --gateway-prefill vllm, by "+
+		"outcome: transfer or no_transfer (the worker has computed the prompt, and describes a transfer of blocks or not); "+
+		"refused, broken, status (5xx) or timeout (failures of the worker); rejected (another status), malformed, "+
+		"too_large, busy (no place on this node), denied (--dial-allow), canceled; unsupported (not sent).",
+		"model", "outcome")
+	q.prefillTime = m.histogram("kvatlas_gateway_prefill_seconds", "Time of these requests, with the wait for a place.",
+		prometheus.ExponentialBuckets(1e-3, 2.5, 13), "model")
+	q.estimated = m.counter("kvatlas_prompt_tokens_estimated_total", "Prompt tokens counted or estimated before the "+
+		"choice, of requests through a gateway whose answer has the engine's number (usage).", "model")
+	q.actual = m.counter("kvatlas_prompt_tokens_actual_total", "Prompt tokens according to the engines (usage), of the "+
+		"requests in kvatlas_prompt_tokens_estimated_total.", "model")
+	q.completion = m.counter("kvatlas_completion_tokens_actual_total",
+		"Tokens of answers according to the engines (usage), "+
+			"of the requests in kvatlas_prompt_tokens_estimated_total.", "model")
+	q.estimates = m.counter("kvatlas_prompt_estimates_total",
+		"Requests in kvatlas_prompt_tokens_estimated_total by outcome: "+
+			"close (the estimate differs from the actual number by at most 10 %), off.", "model", "outcome")
+	q.fields = m.counter("kvatlas_unsupported_fields_total", "Requests routed by load because of a field that determines "+
+		"tokens or tenant and is not supported, or is unknown; by API and field. At most 64 unknown names have series.",
+		"api", "field")
+}
+
+// tenantUse makes the metrics of at most the given number of tenants; 0: none.
+func (m maker) tenantUse(q *Queries, most int) {
+	if q.tenants.most = int64(most); most > 0 {
+		q.tenantRequests = m.counter("kvatlas_tenant_requests_total", "Requests by tenant (empty: none; other: beyond the "+
 			"bound) and result: recorded, or rejected by a quota. Only with --metrics-tenants.", "tenant", "result")
-		q.tenantTokens = counter("kvatlas_tenant_tokens_total", "Prompt tokens by tenant and kind: requested, reused (by "+
+		q.tenantTokens = m.counter("kvatlas_tenant_tokens_total", "Prompt tokens by tenant and kind: requested, reused (by "+
 			"reports), computed, unserved, rejected. Only with --metrics-tenants.", "tenant", "kind")
 	}
+}
+
+// durations makes the metrics of the parts of requests.
+func (m maker) durations(q *Queries) {
 	parts := prometheus.ExponentialBuckets(1e-6, 4, 12)
-	stages := histogram("kvatlas_request_stage_seconds", "Time of each part of queries and choices on this node: "+
+	stages := m.histogram("kvatlas_request_stage_seconds", "Time of each part of queries and choices on this node: "+
 		"tokenize (a text), hash (a prompt's tokens), index (the look-up in this node's index), peers (wait for other "+
 		"nodes), store (wait for a shared store), load, choose, book.", parts, "stage")
 	for _, stage := range Stages {
 		q.stages[stage] = stages.WithLabelValues(stage)
 	}
-	selection := histogram("kvatlas_selection_stage_seconds", "Old form of kvatlas_request_stage_seconds, for one "+
+	selection := m.histogram("kvatlas_selection_stage_seconds", "Old form of kvatlas_request_stage_seconds, for one "+
 		"release: time of each part of a choice, hash, match (the look-up of all holdings), load, choose, book.",
 		prometheus.ExponentialBuckets(1e-6, 4, 10), "stage")
 	for _, stage := range []string{"hash", "match", "load", "choose", "book"} {
 		q.selection[stage] = selection.WithLabelValues(stage)
 	}
-	registry.MustRegister(append(ofProcess(), collector{cfg})...)
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), q
 }

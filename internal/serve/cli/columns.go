@@ -11,7 +11,8 @@ import (
 // Column is a column of a table.
 type Column struct{ Name, Meaning string }
 
-// Columns are the columns of a table, for the heading and for the help of the command.
+// Columns are the fixed columns of a table, for the heading and for the help of the command. [Table] prints a table
+// whose heading depends on the run.
 type Columns struct {
 	Row  string // content of a row, such as "rank"
 	List []Column

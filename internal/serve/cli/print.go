@@ -20,7 +20,9 @@ func Fprintf(w io.Writer, format string, args ...any) (n int, err error) {
 // Fprintln is [fmt.Fprintln] with arguments escaped by [escape.Text].
 func Fprintln(w io.Writer, args ...any) (n int, err error) { return fmt.Fprintln(w, escaped(args)...) }
 
-// Table prints rows under a heading, in columns. Cells are formatted with %v and escaped by [escape.Text].
+// Table prints rows under a heading, in columns. Cells are formatted with %v and escaped by [escape.Text]. The heading
+// may contain results of the run, as in the commands of tools. A table with fixed columns uses [Columns.Table], which
+// calls Table, and whose columns the help of the command explains.
 func Table(w io.Writer, heading []string, rows [][]any) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(cells []any) {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"sync"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
 // oneNode answers from the data of a single node: [local] for this node, and [peer] for another node.
@@ -15,23 +15,16 @@ type oneNode interface {
 	Funnel(ctx context.Context, r *api.FunnelRequest) (*api.Funnel, error)
 	Recorded(ctx context.Context, q *api.RecordedRequest) (*api.RecordedList, error)
 	Report(ctx context.Context, r *api.Report) error
-	BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error)
-	CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error)
-	HotPart(ctx context.Context, r *api.HotRequest) (*api.HotPart, error)
-	Copied(ctx context.Context, note *api.CopyNote) error
-	TenantsPart(ctx context.Context, q *api.TenantsPartRequest) (*api.TenantsPart, error)
-	TenantCharges(ctx context.Context) (*api.TenantCharges, error)
-	SessionBlocks(ctx context.Context, q *api.SessionBlocksRequest) (*api.SessionBlocks, error)
-	RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error)
+	peerapi.Node
 	Scaling(ctx context.Context, q *api.ScalingRequest) (*api.Scaling, error)
 }
 
 // peer is another node.
-type peer struct{ *client.Client }
+type peer struct{ peerapi.Client }
 
 // Scaling returns the requests that wait on the node.
 func (p peer) Scaling(ctx context.Context, q *api.ScalingRequest) (*api.Scaling, error) {
-	return p.Client.Scaling(ctx, q.Model)
+	return p.Client.Client.Scaling(ctx, q.Model)
 }
 
 // onNode calls ask with a node: this node, or another node by name.
@@ -43,7 +36,7 @@ func onNode[T any](s *Server, name string, ask func(oneNode) (T, error)) (answer
 	if err != nil {
 		return answer, err
 	}
-	return ask(peer{other})
+	return ask(peer{peerapi.Client{Client: other}})
 }
 
 // reply is the answer of a node to a request that several nodes get.

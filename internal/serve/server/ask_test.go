@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -125,7 +126,7 @@ var partials = []partial{
 		return out.Missing, nil
 	}},
 	{"block histories", func(ctx context.Context, s *Server) ([]string, error) {
-		histories, unheard := s.blockHistories(ctx, &api.BlockHistoryRequest{})
+		histories, unheard := s.blockHistories(ctx, &peerapi.BlockHistoryRequest{})
 		if len(histories) != 1 {
 			return nil, fmt.Errorf("%d histories", len(histories))
 		}

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/operate/capacity"
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -56,8 +57,10 @@ func (s *Server) requestedHook() func(*funnel.Request, []funnel.Name) {
 }
 
 // CapacitySamples returns this node's sampled references.
-func (s *Server) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error) {
-	out := &api.CapacitySamples{Disabled: s.capacity == nil, Workers: []events.WorkerID{}}
+func (s *Server) CapacitySamples(
+	ctx context.Context, r *peerapi.CapacitySamplesRequest,
+) (*peerapi.CapacitySamples, error) {
+	out := &peerapi.CapacitySamples{Disabled: s.capacity == nil, Workers: []events.WorkerID{}}
 	if out.Disabled {
 		return out, nil
 	}
@@ -74,7 +77,7 @@ func (s *Server) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequ
 
 // capacityPart has the samples of a node, with the decoded references.
 type capacityPart struct {
-	*api.CapacitySamples
+	*peerapi.CapacitySamples
 	refs []capacity.Ref
 }
 
@@ -91,7 +94,8 @@ func (s *Server) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Cap
 		return nil, err
 	}
 	names := s.nodes()
-	q := &api.CapacitySamplesRequest{Model: r.Model, Most: uint32(max(1, api.MaxCapacitySamples/max(1, len(names))))}
+	most := max(1, peerapi.MaxCapacitySamples/max(1, len(names)))
+	q := &peerapi.CapacitySamplesRequest{Model: r.Model, Most: uint32(most)}
 	parts, missing, err := fromNodes(ctx, s, names,
 		func(ctx context.Context, n oneNode, _ string) (part capacityPart, err error) {
 			if part.CapacitySamples, err = n.CapacitySamples(ctx, q); err == nil {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -30,11 +31,11 @@ func (s *Server) newFunnel() *funnel.Tracker {
 
 // blockHistories returns the histories of the other nodes, and the number of nodes without an answer. It waits until
 // ctx ends.
-func (s *Server) blockHistories(ctx context.Context, q *api.BlockHistoryRequest) (list []*api.BlockHistory,
+func (s *Server) blockHistories(ctx context.Context, q *peerapi.BlockHistoryRequest) (list []*peerapi.BlockHistory,
 	unheard int) {
 	names := s.otherNodes()
-	replies, missing, err := partly(names, func(name string) (*api.BlockHistory, error) {
-		return onNode(s, name, func(n oneNode) (*api.BlockHistory, error) { return n.BlockHistory(ctx, q) })
+	replies, missing, err := partly(names, func(name string) (*peerapi.BlockHistory, error) {
+		return onNode(s, name, func(n oneNode) (*peerapi.BlockHistory, error) { return n.BlockHistory(ctx, q) })
 	})
 	if err != nil {
 		return nil, len(names)
@@ -325,6 +326,6 @@ func unknownReport(r *api.Report) error {
 }
 
 // BlockHistory returns this node's history of blocks.
-func (s *Server) BlockHistory(_ context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
+func (s *Server) BlockHistory(_ context.Context, q *peerapi.BlockHistoryRequest) (*peerapi.BlockHistory, error) {
 	return s.funnel.BlockHistory(q), nil
 }

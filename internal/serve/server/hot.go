@@ -11,6 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/hot"
 	"github.com/kvatlas/kvatlas/internal/choose/selection"
 	"github.com/kvatlas/kvatlas/internal/choose/warm"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
@@ -123,8 +124,8 @@ func (s *Server) countHot(o *selection.Observed) {
 const keptShare = 0.25
 
 // HotPart returns the counts of this node.
-func (s *Server) HotPart(_ context.Context, r *api.HotRequest) (*api.HotPart, error) {
-	out := &api.HotPart{Disabled: s.hots == nil, Prefixes: []api.HotCounts{}, Copies: []api.PrefixCopy{}}
+func (s *Server) HotPart(_ context.Context, r *api.HotRequest) (*peerapi.HotPart, error) {
+	out := &peerapi.HotPart{Disabled: s.hots == nil, Prefixes: []peerapi.HotCounts{}, Copies: []api.PrefixCopy{}}
 	if out.Disabled {
 		return out, nil
 	}
@@ -137,10 +138,10 @@ func (s *Server) HotPart(_ context.Context, r *api.HotRequest) (*api.HotPart, er
 	out.BlockSize = m.size
 	blocks := 0
 	for _, p := range m.tracker.Prefixes(s.loads.Now(), hot.Listed) {
-		c := api.HotCounts{Hash: p.Hash, Above: p.Above, Blocks: p.Depth, Requests: p.PerSecond,
+		c := peerapi.HotCounts{Hash: p.Hash, Above: p.Above, Blocks: p.Depth, Requests: p.PerSecond,
 			Recomputed: p.Recomputed, Waited: p.Waited, Saves: p.Saves, Helped: p.Helped}
 		_, c.Kept = s.hots.prompts.Get(warm.Key{Model: r.Model, Hash: p.Hash})
-		if blocks+len(p.Locals) <= api.HotPartBlocks {
+		if blocks+len(p.Locals) <= peerapi.HotPartBlocks {
 			c.Locals, blocks = raw(p.Locals), blocks+len(p.Locals)
 		}
 		out.Prefixes = append(out.Prefixes, c)
@@ -200,7 +201,7 @@ type hotPrefix struct {
 // gatherHot returns the prefixes of all nodes, and writes the copies and the nodes' names into out.
 func (s *Server) gatherHot(ctx context.Context, r *api.HotRequest, out *api.HotList) (list []hotPrefix, err error) {
 	parts, missing, err := fromNodes(ctx, s, s.nodes(),
-		func(ctx context.Context, n oneNode, _ string) (*api.HotPart, error) { return n.HotPart(ctx, r) })
+		func(ctx context.Context, n oneNode, _ string) (*peerapi.HotPart, error) { return n.HotPart(ctx, r) })
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -97,7 +98,7 @@ func (l local) Report(ctx context.Context, r *api.Report) error {
 }
 
 // BlockHistory returns what this node has recorded of blocks.
-func (l local) BlockHistory(ctx context.Context, q *api.BlockHistoryRequest) (*api.BlockHistory, error) {
+func (l local) BlockHistory(ctx context.Context, q *peerapi.BlockHistoryRequest) (*peerapi.BlockHistory, error) {
 	return l.s.BlockHistory(ctx, q)
 }
 
@@ -107,7 +108,9 @@ func (l local) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Capac
 }
 
 // CapacitySamples returns this node's sampled references.
-func (l local) CapacitySamples(ctx context.Context, r *api.CapacitySamplesRequest) (*api.CapacitySamples, error) {
+func (l local) CapacitySamples(
+	ctx context.Context, r *peerapi.CapacitySamplesRequest,
+) (*peerapi.CapacitySamples, error) {
 	return l.s.CapacitySamples(ctx, r)
 }
 
@@ -122,7 +125,7 @@ func (l local) EndSession(ctx context.Context, q *api.SessionEnd) (*api.SessionL
 }
 
 // SessionBlocks returns the blocks of a session in this node's index.
-func (l local) SessionBlocks(ctx context.Context, q *api.SessionBlocksRequest) (*api.SessionBlocks, error) {
+func (l local) SessionBlocks(ctx context.Context, q *peerapi.SessionBlocksRequest) (*peerapi.SessionBlocks, error) {
 	return l.s.SessionBlocks(ctx, q)
 }
 
@@ -137,7 +140,7 @@ func (l local) HotPrefixes(ctx context.Context, r *api.HotRequest) (*api.HotList
 }
 
 // HotPart returns the counts of this node.
-func (l local) HotPart(ctx context.Context, r *api.HotRequest) (*api.HotPart, error) {
+func (l local) HotPart(ctx context.Context, r *api.HotRequest) (*peerapi.HotPart, error) {
 	return l.s.HotPart(ctx, r)
 }
 
@@ -147,10 +150,10 @@ func (l local) Warm(ctx context.Context, r *api.WarmRequest) (*api.PrefixCopy, e
 }
 
 // Copied records the copy of another node.
-func (l local) Copied(ctx context.Context, r *api.CopyNote) error { return l.s.Copied(ctx, r) }
+func (l local) Copied(ctx context.Context, r *peerapi.CopyNote) error { return l.s.Copied(ctx, r) }
 
 // RemovalPart returns this node's part of the order of removal.
-func (l local) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error) {
+func (l local) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*peerapi.RemovalPart, error) {
 	return l.s.RemovalPart(ctx, q)
 }
 
@@ -160,12 +163,12 @@ func (l local) Tenants(ctx context.Context, q *api.TenantsRequest) (*api.TenantL
 }
 
 // TenantsPart returns this node's part of the tokens and held blocks of tenants.
-func (l local) TenantsPart(ctx context.Context, q *api.TenantsPartRequest) (*api.TenantsPart, error) {
+func (l local) TenantsPart(ctx context.Context, q *peerapi.TenantsPartRequest) (*peerapi.TenantsPart, error) {
 	return l.s.TenantsPart(ctx, q)
 }
 
 // TenantCharges returns the tokens that this node has charged to quotas.
-func (l local) TenantCharges(ctx context.Context) (*api.TenantCharges, error) {
+func (l local) TenantCharges(ctx context.Context) (*peerapi.TenantCharges, error) {
 	return l.s.TenantCharges(ctx)
 }
 

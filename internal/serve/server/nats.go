@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/ops"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
@@ -40,11 +41,12 @@ func (v *service) serveOwn() error {
 	subject := func(op string) (string, error) { return jetstream.Names(v.s.Namespace).Node(v.s.ID, op) }
 	answer := api.Handler{
 		Indexer: local{v.s}, Funnels: local{v.s}, Insights: local{v.s}, Hots: local{v.s},
+		Further:       peerapi.Operations(local{v.s}),
 		IgnoreUnknown: true, // other nodes may have a newer version
 		Observe:       func(op, outcome string, took time.Duration) { v.s.queries.Observe("own_"+op, outcome, took) },
 	}
-	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject,
-		operations(func(o *api.Operation) bool { return o.OneNode })...)
+	names := append(operations(func(o *api.Operation) bool { return o.OneNode }), peerapi.Names()...)
+	return v.serve(&v.own, "kvatlas-own", "", api.FromNodes, answer, subject, names...)
 }
 
 // serveQueries serves the other operations of any node, after the node is ready.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/removal"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/index/sole"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -22,7 +23,7 @@ const demandWindow = time.Hour
 const longestKept = 32
 
 // RemovalPart returns the blocks of some partitions by holder, and the demand for blocks on this node.
-func (s *Server) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.RemovalPart, error) {
+func (s *Server) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*peerapi.RemovalPart, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
 	}
@@ -56,7 +57,7 @@ func (s *Server) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*api.R
 		longest := slices.SortedFunc(maps.Keys(depths), func(a, b events.WorkerID) int {
 			return cmp.Or(cmp.Compare(depths[b], depths[a]), cmp.Compare(a, b))
 		})
-		of := api.RemovalDepths{Workers: longest[:min(len(longest), longestKept)]}
+		of := peerapi.RemovalDepths{Workers: longest[:min(len(longest), longestKept)]}
 		for _, worker := range of.Workers {
 			of.Blocks = append(of.Blocks, depths[worker])
 		}
@@ -87,7 +88,7 @@ func (s *Server) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.
 	share, unserved := s.sharePartitions()
 	out.Missing = unserved
 	parts, missing, err := fromNodes(ctx, s, s.nodes(),
-		func(ctx context.Context, n oneNode, name string) (*api.RemovalPart, error) {
+		func(ctx context.Context, n oneNode, name string) (*peerapi.RemovalPart, error) {
 			part := named
 			part.Partitions = share[name]
 			return n.RemovalPart(ctx, &part)

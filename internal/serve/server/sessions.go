@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/choose/affinity"
 	"github.com/kvatlas/kvatlas/internal/choose/load"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -87,9 +88,9 @@ func (s *Server) addHeld(ctx context.Context, q *api.SessionsRequest, list *api.
 	share, unserved := s.sharePartitions()
 	list.Missing = unserved
 	parts, missing, err := fromNodes(ctx, s, slices.Sorted(maps.Keys(share)),
-		func(ctx context.Context, n oneNode, name string) (*api.SessionBlocks, error) {
+		func(ctx context.Context, n oneNode, name string) (*peerapi.SessionBlocks, error) {
 			return n.SessionBlocks(ctx,
-				&api.SessionBlocksRequest{Model: q.Model, SessionID: q.SessionID, Partitions: share[name]})
+				&peerapi.SessionBlocksRequest{Model: q.Model, SessionID: q.SessionID, Partitions: share[name]})
 		})
 	if err != nil {
 		return err
@@ -110,7 +111,7 @@ func (s *Server) addHeld(ctx context.Context, q *api.SessionsRequest, list *api.
 }
 
 // SessionBlocks returns the blocks of a session in some partitions of this node's index.
-func (s *Server) SessionBlocks(_ context.Context, q *api.SessionBlocksRequest) (*api.SessionBlocks, error) {
+func (s *Server) SessionBlocks(_ context.Context, q *peerapi.SessionBlocksRequest) (*peerapi.SessionBlocks, error) {
 	if err := s.admit(); err != nil {
 		return nil, err
 	}

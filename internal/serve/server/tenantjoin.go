@@ -5,12 +5,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
 // joinTenants adds the parts of nodes to a list with at most limit tenants. The others are under Other.
-func joinTenants(out *api.TenantList, parts []*api.TenantsPart, limit int, held bool) {
+func joinTenants(out *api.TenantList, parts []*peerapi.TenantsPart, limit int, held bool) {
 	rows, floor := map[string]*api.TenantUse{}, uint64(0)
 	present := map[string]uint64{} // floors of the nodes with a row
 	out.Other.Tenant, out.Off = tenants.Other, true
@@ -85,7 +86,7 @@ func addBlocks(to, from *api.TenantUse) {
 }
 
 // addHeldBlocks gives the held blocks to the tenants of their first blocks.
-func addHeldBlocks(out *api.TenantList, parts []*api.TenantsPart) {
+func addHeldBlocks(out *api.TenantList, parts []*peerapi.TenantsPart) {
 	tenantOf := map[uint64]string{}
 	for _, part := range parts {
 		if part.Shared {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/base/loop"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/operate/funnel"
 	"github.com/kvatlas/kvatlas/internal/operate/recording"
 	"github.com/kvatlas/kvatlas/internal/operate/tenants"
@@ -186,8 +187,8 @@ func (s *Server) exchangeCharges(ctx context.Context) {
 	for loop.Wait(ctx, chargesPeriod) {
 		names := s.otherNodes()
 		asking, cancel := context.WithTimeout(ctx, chargesPeriod)
-		parts, failed := onAll(names, func(name string) (*api.TenantCharges, error) {
-			return onNode(s, name, func(n oneNode) (*api.TenantCharges, error) { return n.TenantCharges(asking) })
+		parts, failed := onAll(names, func(name string) (*peerapi.TenantCharges, error) {
+			return onNode(s, name, func(n oneNode) (*peerapi.TenantCharges, error) { return n.TenantCharges(asking) })
 		})
 		cancel()
 		s.quotas.do(func(of *tenants.Quotas, now time.Duration) {
@@ -201,7 +202,7 @@ func (s *Server) exchangeCharges(ctx context.Context) {
 	}
 }
 
-func usageOf(part *api.TenantCharges) map[string]tenants.Usage {
+func usageOf(part *peerapi.TenantCharges) map[string]tenants.Usage {
 	usage := make(map[string]tenants.Usage, len(part.Tenants))
 	for _, c := range part.Tenants {
 		usage[c.Tenant] = tenants.Usage{Serial: c.Serial, Tokens: c.Tokens}
@@ -210,26 +211,26 @@ func usageOf(part *api.TenantCharges) map[string]tenants.Usage {
 }
 
 // TenantCharges returns the tokens that this node has charged to quotas.
-func (s *Server) TenantCharges(context.Context) (*api.TenantCharges, error) {
-	out := &api.TenantCharges{Tenants: []api.TenantCharge{}}
+func (s *Server) TenantCharges(context.Context) (*peerapi.TenantCharges, error) {
+	out := &peerapi.TenantCharges{Tenants: []peerapi.TenantCharge{}}
 	if s.quotas == nil {
 		return out, nil
 	}
 	s.quotas.do(func(of *tenants.Quotas, _ time.Duration) {
 		for name, u := range of.Usage() {
-			out.Tenants = append(out.Tenants, api.TenantCharge{Tenant: name, Serial: u.Serial, Tokens: u.Tokens})
+			out.Tenants = append(out.Tenants, peerapi.TenantCharge{Tenant: name, Serial: u.Serial, Tokens: u.Tokens})
 		}
 	})
 	return out, nil
 }
 
 // TenantsPart returns this node's part of the tokens and held blocks of tenants.
-func (s *Server) TenantsPart(ctx context.Context, q *api.TenantsPartRequest) (*api.TenantsPart, error) {
+func (s *Server) TenantsPart(ctx context.Context, q *peerapi.TenantsPartRequest) (*peerapi.TenantsPart, error) {
 	window, err := (&api.FunnelRequest{Since: q.Since}).Window()
 	if err != nil {
 		return nil, err
 	}
-	out := &api.TenantsPart{Node: api.TenantNode{Node: s.ID, Off: s.tenants == nil}, Tenants: []api.TenantUse{}}
+	out := &peerapi.TenantsPart{Node: api.TenantNode{Node: s.ID, Off: s.tenants == nil}, Tenants: []api.TenantUse{}}
 	sums, err := s.funnel.Tenants(ctx, q.Model, window)
 	if err != nil {
 		return nil, api.AsError(err)
@@ -266,7 +267,7 @@ func tenantRow(name string, u *funnel.TenantUse) api.TenantUse {
 }
 
 // addHeldRoots adds the first blocks of prompts with their tenants, and the held blocks of the requested partitions.
-func (s *Server) addHeldRoots(ctx context.Context, out *api.TenantsPart, q *api.TenantsPartRequest) error {
+func (s *Server) addHeldRoots(ctx context.Context, out *peerapi.TenantsPart, q *peerapi.TenantsPartRequest) error {
 	roots, err := s.funnel.Roots(ctx, q.Model)
 	if err != nil {
 		return api.AsError(err)
@@ -274,7 +275,7 @@ func (s *Server) addHeldRoots(ctx context.Context, out *api.TenantsPart, q *api.
 	out.Shared = s.tenants != nil && roots == nil
 	at := map[string]uint32{}
 	for first, name := range roots {
-		if len(out.Roots) == api.MaxTenantRoots {
+		if len(out.Roots) == peerapi.MaxTenantRoots {
 			out.Node.Unknown++
 			continue
 		}
@@ -282,7 +283,7 @@ func (s *Server) addHeldRoots(ctx context.Context, out *api.TenantsPart, q *api.
 			at[name] = uint32(len(out.Names))
 			out.Names = append(out.Names, name)
 		}
-		out.Roots = append(out.Roots, api.TenantRoot{First: uint64(first), Tenant: at[name]})
+		out.Roots = append(out.Roots, peerapi.TenantRoot{First: uint64(first), Tenant: at[name]})
 	}
 	held, absent, err := s.node.HeldByRoot(q.Model, q.Partitions)
 	if err != nil {
@@ -290,12 +291,12 @@ func (s *Server) addHeldRoots(ctx context.Context, out *api.TenantsPart, q *api.
 	}
 	out.Absent = absent
 	for first, blocks := range held {
-		out.Held = append(out.Held, api.HeldRoot{First: uint64(first), Blocks: blocks})
+		out.Held = append(out.Held, peerapi.HeldRoot{First: uint64(first), Blocks: blocks})
 	}
-	slices.SortFunc(out.Held, func(a, b api.HeldRoot) int {
+	slices.SortFunc(out.Held, func(a, b peerapi.HeldRoot) int {
 		return cmp.Or(cmp.Compare(b.Blocks, a.Blocks), cmp.Compare(a.First, b.First))
 	})
-	for len(out.Held) > api.MaxTenantRoots {
+	for len(out.Held) > peerapi.MaxTenantRoots {
 		last := len(out.Held) - 1
 		out.Rest += out.Held[last].Blocks
 		out.Held = out.Held[:last]
@@ -317,9 +318,9 @@ func (s *Server) Tenants(ctx context.Context, q *api.TenantsRequest) (*api.Tenan
 		share, out.Absent = s.sharePartitions()
 	}
 	parts, missing, err := fromNodes(ctx, s, s.nodes(),
-		func(ctx context.Context, n oneNode, name string) (*api.TenantsPart, error) {
+		func(ctx context.Context, n oneNode, name string) (*peerapi.TenantsPart, error) {
 			return n.TenantsPart(ctx,
-				&api.TenantsPartRequest{Model: q.Model, Since: q.Since, Held: q.Held, Partitions: share[name]})
+				&peerapi.TenantsPartRequest{Model: q.Model, Since: q.Since, Held: q.Held, Partitions: share[name]})
 		})
 	if err != nil {
 		return nil, err
@@ -328,7 +329,7 @@ func (s *Server) Tenants(ctx context.Context, q *api.TenantsRequest) (*api.Tenan
 	for _, name := range missing {
 		out.Absent = append(out.Absent, share[name]...)
 	}
-	var answered []*api.TenantsPart
+	var answered []*peerapi.TenantsPart
 	for _, part := range parts {
 		answered = append(answered, part.answer)
 		out.Absent = append(out.Absent, part.answer.Absent...)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
@@ -14,12 +15,12 @@ import (
 func TestTenantsJoin(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 5))
-		var parts []*api.TenantsPart
+		var parts []*peerapi.TenantsPart
 		var total uint64
 		held, owner := map[string]uint64{}, map[uint64]string{}
 		missed := map[string]uint64{}
 		for n := range 1 + r.IntN(4) {
-			part := &api.TenantsPart{Node: api.TenantNode{Node: fmt.Sprint("n", n), Floor: uint64(r.IntN(2) * r.IntN(50))}}
+			part := &peerapi.TenantsPart{Node: api.TenantNode{Node: fmt.Sprint("n", n), Floor: uint64(r.IntN(2) * r.IntN(50))}}
 			use := func(name string) api.TenantUse {
 				n := uint64(1 + r.IntN(100))
 				total += n
@@ -36,7 +37,7 @@ func TestTenantsJoin(t *testing.T) {
 				u.Missed = uint64(r.IntN(2)) * (part.Node.Floor + uint64(r.IntN(5)))
 				missed[name] += u.Missed
 				part.Tenants = append(part.Tenants, u)
-				part.Roots = append(part.Roots, api.TenantRoot{First: uint64(i), Tenant: uint32(len(part.Names))})
+				part.Roots = append(part.Roots, peerapi.TenantRoot{First: uint64(i), Tenant: uint32(len(part.Names))})
 				part.Names, owner[uint64(i)] = append(part.Names, name), name
 			}
 			parts = append(parts, part)
@@ -44,7 +45,7 @@ func TestTenantsJoin(t *testing.T) {
 		unattributed := uint64(0)
 		for _, part := range parts {
 			for range 5 {
-				h := api.HeldRoot{First: uint64(r.IntN(12)), Blocks: uint64(r.IntN(100))}
+				h := peerapi.HeldRoot{First: uint64(r.IntN(12)), Blocks: uint64(r.IntN(100))}
 				part.Held = append(part.Held, h)
 				if name, known := owner[h.First]; known {
 					held[name] += h.Blocks
@@ -71,7 +72,7 @@ func TestTenantsJoin(t *testing.T) {
 		}
 	}
 	out := &api.TenantList{}
-	joinTenants(out, []*api.TenantsPart{{Node: api.TenantNode{Node: "n", Off: true}}}, 10, false)
+	joinTenants(out, []*peerapi.TenantsPart{{Node: api.TenantNode{Node: "n", Off: true}}}, 10, false)
 	if !out.Off || len(out.Nodes) != 1 {
 		t.Errorf("%+v", out)
 	}

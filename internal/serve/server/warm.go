@@ -10,6 +10,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/choose/hot"
 	"github.com/kvatlas/kvatlas/internal/choose/selection"
 	"github.com/kvatlas/kvatlas/internal/choose/warm"
+	"github.com/kvatlas/kvatlas/internal/fleet/peerapi"
 	"github.com/kvatlas/kvatlas/internal/fleet/registry"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -87,7 +88,8 @@ func (s *Server) copyPrefix(ctx context.Context, r *api.WarmRequest, prompt *war
 	book := &api.BookRequest{RequestID: "warm-" + rand.Text(), Worker: r.Worker, Rank: r.Rank, ExpectedOutputTokens: 1}
 	book.Model, book.BlockSize, book.Tokens = r.Model, size, prompt.Tokens
 	book.LoRA, book.CacheSalt = prompt.LoRA, prompt.Salt
-	note := &api.CopyNote{Model: r.Model, Blocks: uint32(blocks), Worker: r.Worker, Rank: r.Rank, Automatic: r.Automatic}
+	note := &peerapi.CopyNote{Model: r.Model, Blocks: uint32(blocks), Worker: r.Worker, Rank: r.Rank,
+		Automatic: r.Automatic}
 	query := &api.SelectRequest{Query: book.Query()}
 	err = s.selection.Prospect(ctx, query, func(of *selection.Prospect) {
 		note.Hash = api.PrefixHash(of.Sequence[blocks-1])
@@ -146,7 +148,7 @@ func (s *Server) warmTarget(model string, at events.RankKey) (to warm.Target, si
 }
 
 // tellCopied records a copy on all nodes. A node without the note counts no requests for the copy.
-func (s *Server) tellCopied(ctx context.Context, note *api.CopyNote) {
+func (s *Server) tellCopied(ctx context.Context, note *peerapi.CopyNote) {
 	asking, cancel := context.WithTimeout(ctx, statusPatience)
 	defer cancel()
 	names := s.nodes()
@@ -161,7 +163,7 @@ func (s *Server) tellCopied(ctx context.Context, note *api.CopyNote) {
 }
 
 // Copied records a copy on this node.
-func (s *Server) Copied(_ context.Context, note *api.CopyNote) error {
+func (s *Server) Copied(_ context.Context, note *peerapi.CopyNote) error {
 	hash, err := api.ParsePrefixHash(note.Hash)
 	if err != nil || s.hots == nil {
 		return err

@@ -52,13 +52,7 @@ var filterNames map[string]builtin
 
 func init() { // an init function, because filters such as select refer to the tables
 	filterNames = map[string]builtin{
-		"trim": counts(taking(func(r *run, v any, vals []any) (any, error) {
-			text, err := plain(v)
-			if err != nil {
-				return nil, err
-			}
-			return r.strip(text, vals[0], true, true)
-		}, "chars")),
+		"trim":   counts(taking(trimFilter, "chars")),
 		"upper":  onText((*run).upper),
 		"lower":  onText((*run).lower),
 		"string": onText((*run).text),
@@ -70,73 +64,93 @@ func init() { // an init function, because filters such as select refer to the t
 		"tojson":  {do: (*run).toJSON},
 		"default": counts(taking(defaultFilter, "default_value", "boolean")),
 		"d":       counts(taking(defaultFilter, "default_value", "boolean")),
-		"replace": taking(func(r *run, v any, vals []any) (any, error) {
-			if _, is := vals[2].(missing); !is && vals[2] != nil {
-				return nil, errors.New("a count is not supported")
-			}
-			texts, err := plains([]any{v, vals[0], vals[1]})
-			if err != nil {
-				return nil, err
-			}
-			return r.replace(texts[0], texts[1], texts[2])
-		}, "old", "new", "count"),
-		"join": taking(func(r *run, v any, vals []any) (any, error) {
-			if _, is := vals[1].(missing); !is {
-				return nil, errors.New("an attribute is not supported")
-			}
-			between, err := "", error(nil)
-			if _, is := vals[0].(missing); !is {
-				if between, err = plain(vals[0]); err != nil {
-					return nil, err
-				}
-			}
-			items, err := r.iterate(v)
-			if err != nil {
-				return nil, err
-			}
-			return r.join(items, between, plain)
-		}, "d", "attribute"),
-		"first": counts(taking(func(r *run, v any, _ []any) (any, error) {
-			items, err := r.iterate(v)
-			if err != nil || len(items) == 0 {
-				return undefined{"the first item"}, err
-			}
-			if l, is := v.(*list); is && l.form == generator {
-				l.items = items[1:] // the generator keeps the remaining items
-			}
-			return items[0], nil
-		})),
-		"last": counts(taking(func(r *run, v any, _ []any) (any, error) {
-			if l, is := v.(*list); is && l.form == generator {
-				return nil, errors.New("the result of a filter cannot be reversed")
-			}
-			items, err := r.iterate(v)
-			if err != nil || len(items) == 0 {
-				return undefined{"the last item"}, err
-			}
-			return items[len(items)-1], nil
-		})),
-		"list": counts(taking(func(r *run, v any, _ []any) (any, error) {
-			items, err := r.iterate(v)
-			if err != nil {
-				return nil, err
-			}
-			return &list{aList, items}, nil
-		})),
-		"items": counts(taking(func(r *run, v any, _ []any) (any, error) {
-			switch v := v.(type) {
-			case undefined:
-				return &list{form: generator}, nil
-			case *Dict:
-				items, err := r.pairs(v)
-				return &list{generator, items}, err
-			}
-			return nil, fmt.Errorf("%s has no items", typeName(v))
-		})),
-		"map":    counted(mapFilter),
-		"select": choose(false, true), "reject": choose(false, false),
+		"replace": taking(replaceFilter, "old", "new", "count"),
+		"join":    taking(joinFilter, "d", "attribute"),
+		"first":   counts(taking(firstFilter)),
+		"last":    counts(taking(lastFilter)),
+		"list":    counts(taking(listFilter)),
+		"items":   counts(taking(itemsFilter)),
+		"map":     counted(mapFilter),
+		"select":  choose(false, true), "reject": choose(false, false),
 		"selectattr": choose(true, true), "rejectattr": choose(true, false),
 	}
+}
+
+func trimFilter(r *run, v any, vals []any) (any, error) {
+	text, err := plain(v)
+	if err != nil {
+		return nil, err
+	}
+	return r.strip(text, vals[0], true, true)
+}
+
+func replaceFilter(r *run, v any, vals []any) (any, error) {
+	if _, is := vals[2].(missing); !is && vals[2] != nil {
+		return nil, errors.New("a count is not supported")
+	}
+	texts, err := plains([]any{v, vals[0], vals[1]})
+	if err != nil {
+		return nil, err
+	}
+	return r.replace(texts[0], texts[1], texts[2])
+}
+
+func joinFilter(r *run, v any, vals []any) (any, error) {
+	if _, is := vals[1].(missing); !is {
+		return nil, errors.New("an attribute is not supported")
+	}
+	between, err := "", error(nil)
+	if _, is := vals[0].(missing); !is {
+		if between, err = plain(vals[0]); err != nil {
+			return nil, err
+		}
+	}
+	items, err := r.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	return r.join(items, between, plain)
+}
+
+func firstFilter(r *run, v any, _ []any) (any, error) {
+	items, err := r.iterate(v)
+	if err != nil || len(items) == 0 {
+		return undefined{"the first item"}, err
+	}
+	if l, is := v.(*list); is && l.form == generator {
+		l.items = items[1:] // the generator keeps the remaining items
+	}
+	return items[0], nil
+}
+
+func lastFilter(r *run, v any, _ []any) (any, error) {
+	if l, is := v.(*list); is && l.form == generator {
+		return nil, errors.New("the result of a filter cannot be reversed")
+	}
+	items, err := r.iterate(v)
+	if err != nil || len(items) == 0 {
+		return undefined{"the last item"}, err
+	}
+	return items[len(items)-1], nil
+}
+
+func listFilter(r *run, v any, _ []any) (any, error) {
+	items, err := r.iterate(v)
+	if err != nil {
+		return nil, err
+	}
+	return &list{aList, items}, nil
+}
+
+func itemsFilter(r *run, v any, _ []any) (any, error) {
+	switch v := v.(type) {
+	case undefined:
+		return &list{form: generator}, nil
+	case *Dict:
+		items, err := r.pairs(v)
+		return &list{generator, items}, err
+	}
+	return nil, fmt.Errorf("%s has no items", typeName(v))
 }
 
 // counts marks a builtin that counts its own work.

@@ -249,20 +249,34 @@ func (s *selecting) dynamo(http *poster) (*contender, func(), error) {
 			return fail(err)
 		}
 	}
-	within, cancel := context.WithTimeout(s.ctx, patience)
-	defer cancel()
-	if err := engines[0].WaitSubscribers(within, s.Workers/2); err != nil {
+	if err := s.fillDynamo(http, base, engines[0]); err != nil {
 		return fail(err)
 	}
-	if _, err := engines[0].Serve(sharedTokens(), nil); err != nil {
+	if err := s.bookDynamo(http, base); err != nil {
 		return fail(err)
+	}
+	return &contender{process: p, body: s.dynamoBody,
+		choose: func(body []byte) error { return http.do("POST", base+"/select_and_reserve", body) },
+		free:   func(id string) error { return http.do("DELETE", base+"/reservations/"+id, nil) },
+	}, stop, nil
+}
+
+// fillDynamo stores the shared blocks in an engine, and waits until Dynamo knows them.
+func (s *selecting) fillDynamo(http *poster, base string, engine *enginesim.Engine) error {
+	within, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	if err := engine.WaitSubscribers(within, s.Workers/2); err != nil {
+		return err
+	}
+	if _, err := engine.Serve(sharedTokens(), nil); err != nil {
+		return err
 	}
 	shared, err := s.dynamoBody(&api.SelectRequest{Query: api.Query{Hashes: hashes(sharedPrefix())},
 		ISLTokens: overlap * blockSize})
 	if err != nil {
-		return fail(err)
+		return err
 	}
-	if err := s.eventually(func() error {
+	return s.eventually(func() error {
 		var scores struct {
 			Workers []struct {
 				Device int `json:"device_blocks"`
@@ -280,10 +294,12 @@ func (s *selecting) dynamo(http *poster) (*contender, func(), error) {
 			err = fmt.Errorf("the workers hold %d blocks, not %d", held, s.Workers/2*overlap)
 		}
 		return err
-	}); err != nil {
-		return fail(err)
-	}
-	if err := s.concurrently(s.UnderWay, func(i int) error {
+	})
+}
+
+// bookDynamo books the running requests.
+func (s *selecting) bookDynamo(http *poster, base string) error {
+	return s.concurrently(s.UnderWay, func(i int) error {
 		r := s.request()
 		body, err := json.Marshal(map[string]any{"model_name": model, "selection_id": r.RequestID,
 			"worker_id": 1 + i%s.Workers, "dp_rank": 0, "sequence_hashes": signed(sequence(r)), "isl_tokens": r.ISLTokens,
@@ -292,13 +308,7 @@ func (s *selecting) dynamo(http *poster) (*contender, func(), error) {
 			return err
 		}
 		return http.do("POST", base+"/reservations", body)
-	}); err != nil {
-		return fail(err)
-	}
-	return &contender{process: p, body: s.dynamoBody,
-		choose: func(body []byte) error { return http.do("POST", base+"/select_and_reserve", body) },
-		free:   func(id string) error { return http.do("DELETE", base+"/reservations/"+id, nil) },
-	}, stop, nil
+	})
 }
 
 // dynamoBody returns a request in Dynamo's form, with sequence hashes, which Dynamo does not compute.

@@ -52,13 +52,7 @@ func (s *selecting) inside() error {
 	case <-s.ctx.Done():
 		return s.ctx.Err()
 	}
-	pool := &registry.Pool{Model: model}
-	for i := range s.Workers {
-		record := &api.WorkerRecord{State: api.WorkerSchedulable}
-		record.Role, record.Events = api.RoleAggregated, api.EventsShim
-		pool.Ranks = append(pool.Ranks, registry.PoolRank{RankKey: events.RankKey{Instance: worker(i)},
-			BlockSize: blockSize, Record: record})
-	}
+	pool := s.pool()
 	loads := load.New(load.Config{Conn: conn, Namespace: "inside"})
 	stages := map[string][]time.Duration{}
 	cfg := selection.Config{Find: n.Find, Pool: func(string) *registry.Pool { return pool }, Loads: loads,
@@ -92,6 +86,24 @@ func (s *selecting) inside() error {
 			}
 		}
 	}
+	s.reportPrices(prices)
+	return nil
+}
+
+// pool returns the registrations of the workers.
+func (s *selecting) pool() *registry.Pool {
+	pool := &registry.Pool{Model: model}
+	for i := range s.Workers {
+		record := &api.WorkerRecord{State: api.WorkerSchedulable}
+		record.Role, record.Events = api.RoleAggregated, api.EventsShim
+		pool.Ranks = append(pool.Ranks, registry.PoolRank{RankKey: events.RankKey{Instance: worker(i)},
+			BlockSize: blockSize, Record: record})
+	}
+	return pool
+}
+
+// reportPrices puts the medians of the policies' rounds into the report.
+func (s *selecting) reportPrices(prices []*price) {
 	for k, policy := range selectPolicies {
 		p := prices[k]
 		cost := PolicyCost{Policy: policy, PerSecond: median(p.rates), PerCPU: median(p.perCPU)}
@@ -104,7 +116,6 @@ func (s *selecting) inside() error {
 	}
 	first := &s.report.Policies[0]
 	s.report.DecisionP99, s.report.Inside, s.report.Stages = first.DecisionP99, first.PerSecond, first.Stages
-	return nil
 }
 
 // selectPolicies are measured by turns. The goals are for the first.

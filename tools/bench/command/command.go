@@ -168,41 +168,8 @@ processes. The ratios come first, with their bounds.`,
 		if asJSON {
 			return cli.PrintJSON(os.Stdout, r)
 		}
-		times := func(t cluster.Times) string {
-			return fmt.Sprintf("p50 %.0f, p99 %.0f, worst %.0f µs of %d", t.P50, t.P99, t.Max, t.N)
-		}
-		taken := func(t cluster.Taken) string {
-			return fmt.Sprintf("%.2f M blocks/s of a core (%.2f M applied in %.2f s, %.2f s of processor time)",
-				t.PerCPU/1e6, float64(t.Blocks)/1e6, t.Seconds, t.CPU)
-		}
-		restored := func(t cluster.Restored) string {
-			return fmt.Sprintf("%.2f M holdings/s (%.2f M in %.3f s)", t.Rate/1e6, float64(t.Holdings)/1e6, t.Seconds)
-		}
-		rows := [][]any{
-			{"query p50, to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.QueryP50)},
-			{"query p99, to a bare request", fmt.Sprintf("%.2f (at most 4)", r.QueryP99)},
-			{"events per used core, to a single node", fmt.Sprintf("%.2f (at least 0.8)", r.Ingest)},
-			{"a node is killed: queries whole again", fmt.Sprintf("after %.3f s (at most 1)", r.WholeAgain)},
-			{"restored replicas, to a restore", fmt.Sprintf("%.2f", r.Rereplication)},
-			{"query over three nodes", times(r.Query)},
-			{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)},
-			{"the same over three relays", fmt.Sprintf("%s: %.2f times", times(r.Relay), r.RelayP50)},
-			{"events, one node", taken(r.One)},
-			{"events, three nodes", taken(r.Three)},
-			{"queries after the kill", fmt.Sprintf("%d, %d incomplete, longest complete query %.0f ms", r.FailQueries,
-				r.NotWhole, 1e3*r.FailLongest)},
-			{"two replicas again", fmt.Sprintf("after %.1f s; the other nodes begin to restore after %.1f s", r.Redundant,
-				r.Believed)},
-			{"restore of a single node", restored(r.Restore)},
-			{"restore by the two remaining nodes", restored(r.Rereplicated)},
-		}
-		for _, form := range r.Forms {
-			rows = append(rows, []any{"one node, " + form.Name, fmt.Sprintf(
-				"%.2f of a bare request (at most 1.3; rounds %.2f); p50 %.0f and %.0f µs; %d bytes, %d back", form.Ratio,
-				form.Rounds, form.Query.P50, form.Bare.P50, form.Asked, form.Answered)})
-		}
 		return cli.Table(os.Stdout, []string{"three nodes, two replicas", fmt.Sprintf("%d workers, %d holdings",
-			r.Workers, r.Holdings)}, rows)
+			r.Workers, r.Holdings)}, clusterRows(r))
 	}
 	return cmd
 }
@@ -253,50 +220,8 @@ Figures are medians of the rounds. The ratios come first, with their goals.`,
 		if asJSON {
 			return cli.PrintJSON(os.Stdout, r)
 		}
-		times := func(t cluster.Times) string {
-			return fmt.Sprintf("p50 %.1f, p99 %.1f µs of %d", t.P50, t.P99, t.N)
-		}
-		rate := func(r cluster.Rate) string {
-			return fmt.Sprintf("%.0f/s, %.0f per second of processor time, %s", r.PerSecond, r.PerCPU, times(r.Times))
-		}
-		rows := [][]any{
-			{"three nodes, booked, p50 to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.SelectP50)},
-		}
-		for i, p := range r.Policies {
-			goal := [2]string{" (at most 60)", " (at least 15000)"}
-			if i > 0 {
-				goal = [2]string{}
-			}
-			rows = append(rows,
-				[]any{p.Policy + ": decision in process", fmt.Sprintf("p50 %.1f, p99 %.1f µs%s", p.DecisionP50, p.DecisionP99,
-					goal[0])},
-				[]any{p.Policy + ": booked in process, two at a time", fmt.Sprintf("%.0f/s%s, %.0f per second of "+
-					"processor time", p.PerSecond, goal[1], p.PerCPU)})
-		}
-		for _, a := range r.Agreements {
-			rows = append(rows, []any{a.Policy + ": three nodes agree", fmt.Sprintf("on %.0f%% of %d prompts; costs differ by "+
-				"%.3f%% (p50), %.3f%% (p99), %.3f%% (most)", 100*a.Agreed, a.Prompts, 100*a.P50, 100*a.P99, 100*a.Most)})
-		}
-		if r.Dynamo != nil {
-			rows = append(rows,
-				[]any{"decisions/s to Dynamo, HTTP", fmt.Sprintf("%.2f (at least 1.5)", r.HTTPRate)},
-				[]any{"decisions/s to Dynamo, NATS", fmt.Sprintf("%.2f (at least 3)", r.NATSRate)},
-				[]any{"p99 to Dynamo, HTTP", fmt.Sprintf("%.2f (below 1)", r.HTTPP99)},
-				[]any{"p99 to Dynamo, NATS", fmt.Sprintf("%.2f (below 1)", r.NATSP99)})
-		}
-		rows = append(rows, []any{"three nodes, booked", times(r.Select)},
-			[]any{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)})
-		for _, p := range r.Policies {
-			for _, stage := range p.Stages {
-				rows = append(rows, []any{p.Policy + ", in process: " + stage.Name, times(stage.Times)})
-			}
-		}
-		rows = append(rows, []any{"one node, HTTP", rate(r.HTTP)}, []any{"one node, NATS", rate(r.NATS)})
-		if r.Dynamo != nil {
-			rows = append(rows, []any{"Dynamo, HTTP", rate(*r.Dynamo)})
-		}
 		return cli.Table(os.Stdout, []string{"choosing a worker", fmt.Sprintf("%d workers, %d blocks, %d under way",
-			o.Workers, o.Blocks, o.UnderWay)}, rows)
+			o.Workers, o.Blocks, o.UnderWay)}, selectRows(r))
 	}
 	return cmd
 }
@@ -345,6 +270,91 @@ flags give equal bytes.`,
 		return cli.PrintJSON(os.Stdout, h)
 	}
 	return cmd
+}
+
+// clusterRows returns the rows of a measurement of a cluster, the ratios first.
+func clusterRows(r *cluster.Report) (rows [][]any) {
+	times := func(t cluster.Times) string {
+		return fmt.Sprintf("p50 %.0f, p99 %.0f, worst %.0f µs of %d", t.P50, t.P99, t.Max, t.N)
+	}
+	taken := func(t cluster.Taken) string {
+		return fmt.Sprintf("%.2f M blocks/s of a core (%.2f M applied in %.2f s, %.2f s of processor time)",
+			t.PerCPU/1e6, float64(t.Blocks)/1e6, t.Seconds, t.CPU)
+	}
+	restored := func(t cluster.Restored) string {
+		return fmt.Sprintf("%.2f M holdings/s (%.2f M in %.3f s)", t.Rate/1e6, float64(t.Holdings)/1e6, t.Seconds)
+	}
+	rows = [][]any{
+		{"query p50, to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.QueryP50)},
+		{"query p99, to a bare request", fmt.Sprintf("%.2f (at most 4)", r.QueryP99)},
+		{"events per used core, to a single node", fmt.Sprintf("%.2f (at least 0.8)", r.Ingest)},
+		{"a node is killed: queries whole again", fmt.Sprintf("after %.3f s (at most 1)", r.WholeAgain)},
+		{"restored replicas, to a restore", fmt.Sprintf("%.2f", r.Rereplication)},
+		{"query over three nodes", times(r.Query)},
+		{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)},
+		{"the same over three relays", fmt.Sprintf("%s: %.2f times", times(r.Relay), r.RelayP50)},
+		{"events, one node", taken(r.One)},
+		{"events, three nodes", taken(r.Three)},
+		{"queries after the kill", fmt.Sprintf("%d, %d incomplete, longest complete query %.0f ms", r.FailQueries,
+			r.NotWhole, 1e3*r.FailLongest)},
+		{"two replicas again", fmt.Sprintf("after %.1f s; the other nodes begin to restore after %.1f s", r.Redundant,
+			r.Believed)},
+		{"restore of a single node", restored(r.Restore)},
+		{"restore by the two remaining nodes", restored(r.Rereplicated)},
+	}
+	for _, form := range r.Forms {
+		rows = append(rows, []any{"one node, " + form.Name, fmt.Sprintf(
+			"%.2f of a bare request (at most 1.3; rounds %.2f); p50 %.0f and %.0f µs; %d bytes, %d back", form.Ratio,
+			form.Rounds, form.Query.P50, form.Bare.P50, form.Asked, form.Answered)})
+	}
+	return rows
+}
+
+// selectRows returns the rows of a measurement of selections, the ratios first.
+func selectRows(r *cluster.SelectReport) (rows [][]any) {
+	times := func(t cluster.Times) string {
+		return fmt.Sprintf("p50 %.1f, p99 %.1f µs of %d", t.P50, t.P99, t.N)
+	}
+	rate := func(r cluster.Rate) string {
+		return fmt.Sprintf("%.0f/s, %.0f per second of processor time, %s", r.PerSecond, r.PerCPU, times(r.Times))
+	}
+	rows = [][]any{
+		{"three nodes, booked, p50 to a bare request", fmt.Sprintf("%.2f (at most 2.5)", r.SelectP50)},
+	}
+	for i, p := range r.Policies {
+		goal := [2]string{" (at most 60)", " (at least 15000)"}
+		if i > 0 {
+			goal = [2]string{}
+		}
+		rows = append(rows,
+			[]any{p.Policy + ": decision in process", fmt.Sprintf("p50 %.1f, p99 %.1f µs%s", p.DecisionP50, p.DecisionP99,
+				goal[0])},
+			[]any{p.Policy + ": booked in process, two at a time", fmt.Sprintf("%.0f/s%s, %.0f per second of "+
+				"processor time", p.PerSecond, goal[1], p.PerCPU)})
+	}
+	for _, a := range r.Agreements {
+		rows = append(rows, []any{a.Policy + ": three nodes agree", fmt.Sprintf("on %.0f%% of %d prompts; costs differ by "+
+			"%.3f%% (p50), %.3f%% (p99), %.3f%% (most)", 100*a.Agreed, a.Prompts, 100*a.P50, 100*a.P99, 100*a.Most)})
+	}
+	if r.Dynamo != nil {
+		rows = append(rows,
+			[]any{"decisions/s to Dynamo, HTTP", fmt.Sprintf("%.2f (at least 1.5)", r.HTTPRate)},
+			[]any{"decisions/s to Dynamo, NATS", fmt.Sprintf("%.2f (at least 3)", r.NATSRate)},
+			[]any{"p99 to Dynamo, HTTP", fmt.Sprintf("%.2f (below 1)", r.HTTPP99)},
+			[]any{"p99 to Dynamo, NATS", fmt.Sprintf("%.2f (below 1)", r.NATSP99)})
+	}
+	rows = append(rows, []any{"three nodes, booked", times(r.Select)},
+		[]any{"bare request-reply", fmt.Sprintf("%s; %d bytes, %d back", times(r.Bare), r.Asked, r.Answered)})
+	for _, p := range r.Policies {
+		for _, stage := range p.Stages {
+			rows = append(rows, []any{p.Policy + ", in process: " + stage.Name, times(stage.Times)})
+		}
+	}
+	rows = append(rows, []any{"one node, HTTP", rate(r.HTTP)}, []any{"one node, NATS", rate(r.NATS)})
+	if r.Dynamo != nil {
+		rows = append(rows, []any{"Dynamo, HTTP", rate(*r.Dynamo)})
+	}
+	return rows
 }
 
 // asUsage converts an error in the content of a given file to a usage error.
