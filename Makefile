@@ -74,6 +74,7 @@ lint: ## vet, format and staticcheck, the judges too
 vulncheck: ## look for known vulnerabilities in the code that the programs call; needs vuln.go.dev or the Go module proxy
 	go run ./tools/vulncheck
 
+explore: export KVATLAS_TEST_WHOLE = 1
 explore: ## run the random tests from seeds that are new each time: make explore N=100
 	go test ./internal/ingest/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0
 	go test ./pkg/routing -seed=0 -count=$${N:-10} -timeout 0
