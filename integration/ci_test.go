@@ -45,7 +45,7 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 			t.Errorf(".ci/run has no line %q", command)
 		}
 	}
-	if race := "nice -n 5 go test -race -timeout 40m ./..."; !slices.Contains(run, race) {
+	if race := "nice -n 5 go test -race -vet=off -ldflags=-w -timeout 40m ./..."; !slices.Contains(run, race) {
 		t.Errorf(".ci/run does not run %q", race)
 	}
 	// The build of Kubernetes ends before the tests. Kubernetes is a part of make judges, and runs before it.
