@@ -35,7 +35,7 @@ test: ## run all tests that need nothing but Go
 
 judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake, Envoy and Kubernetes, and those of clients/python; KUBE=skip leaves Kubernetes out
 	go run ./integration/judges/fetch
-	go test -tags judges -timeout 30m ./integration/judges/... ./internal/serve/page ./internal/ingest/zmtp ./tools/pyenv ./tools/path
+	go test -tags judges -p 3 -timeout 30m ./integration/judges/engines ./integration/judges/page ./integration/judges/tokenize ./integration/judges/torture ./integration/judges/... ./internal/serve/page ./internal/ingest/zmtp ./tools/pyenv ./tools/path
 	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
 	@if [ "$(KUBE)" = skip ]; then echo "NOT RUN: make kube, because KUBE=skip"; else $(MAKE) kube; fi
@@ -61,7 +61,7 @@ short: ## run the quick ones of them
 	go test -short ./...
 
 race: ## run all tests that need nothing but Go under the race detector
-	go test -race -timeout 40m ./...
+	go test -race -vet=off -ldflags=-w -timeout 40m ./...
 
 lint: ## vet, format and staticcheck, the judges too
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
@@ -74,6 +74,7 @@ lint: ## vet, format and staticcheck, the judges too
 vulncheck: ## look for known vulnerabilities in the code that the programs call; needs vuln.go.dev or the Go module proxy
 	go run ./tools/vulncheck
 
+explore: export KVATLAS_TEST_WHOLE = 1
 explore: ## run the random tests from seeds that are new each time: make explore N=100
 	go test ./internal/ingest/shim ./pkg/radix -run 'NothingIsLostOrInvented|SnapshotsMakeUpForEverything|LongHistories' -seed=0 -count=$${N:-10} -timeout 0
 	go test ./pkg/routing -seed=0 -count=$${N:-10} -timeout 0

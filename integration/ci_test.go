@@ -45,7 +45,7 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 			t.Errorf(".ci/run has no line %q", command)
 		}
 	}
-	if race := "nice -n 5 go test -race -timeout 40m ./..."; !slices.Contains(run, race) {
+	if race := "nice -n 5 go test -race -vet=off -ldflags=-w -timeout 40m ./..."; !slices.Contains(run, race) {
 		t.Errorf(".ci/run does not run %q", race)
 	}
 	// The build of Kubernetes ends before the tests. Kubernetes is a part of make judges, and runs before it.
@@ -63,12 +63,15 @@ func TestWhatUsersRunIsTested(t *testing.T) {
 	}
 }
 
-// TestDailyChecks checks that .ci/daily begins with the search for known vulnerabilities, and that a failed command
-// ends the script. go.mod pins govulncheck, and releases use the checked version of Go.
+// TestDailyChecks checks that .ci/daily begins with the search for known vulnerabilities and runs all tests wholly, and
+// that a failed command ends the script. go.mod pins govulncheck, and releases use the checked version of Go.
 func TestDailyChecks(t *testing.T) {
 	run := commands(readFile(t, "../.ci/daily"), "")
 	if len(run) < 3 || run[0] != "set -euo pipefail" || run[2] != "make vulncheck" {
 		t.Errorf(".ci/daily runs %q", run)
+	}
+	if !slices.Contains(run, "KVATLAS_TEST_WHOLE=1 go test -count 1 -timeout 40m ./...") {
+		t.Error(".ci/daily does not run all random rounds, which .ci/run shortens")
 	}
 	mod, makefile := readFile(t, "../go.mod"), readFile(t, "../Makefile")
 	for text, words := range map[string][]string{

@@ -49,13 +49,21 @@ func (g *Group) Run(t *testing.T, name string, test func(*testing.T)) {
 	g.Go(func() { t.Run(name, test) })
 }
 
-// Rounds returns n, or an eighth of n and at least 1 under the race detector. It shortens random tests without
-// concurrent goroutines: the detector slows such tests about tenfold and finds no race.
+// Whole is true if the variable KVATLAS_TEST_WHOLE is set: random tests and simulations have their whole size, as in
+// .ci/daily and make explore. The race detector ignores it.
+var Whole = !Race && os.Getenv("KVATLAS_TEST_WHOLE") != ""
+
+// Rounds returns the number of rounds of a random test: n if [Whole] is true, otherwise a quarter of n. Six rounds or
+// fewer stay, because a seed often selects a variant. Under the race detector it returns an eighth of n, and at least
+// 1: the detector slows tests without concurrent goroutines about tenfold and finds no race.
 func Rounds(n int) int {
-	if Race {
+	switch {
+	case Race:
 		return max(1, n/8)
+	case Whole:
+		return n
 	}
-	return n
+	return max(min(n, 6), n/4)
 }
 
 // Sequential skips a test under the race detector. The test is long and has one goroutine, or runs a concurrent

@@ -50,9 +50,18 @@ func TestEventually(t *testing.T) {
 	})
 }
 
-// TestRounds: the race detector shortens tests, but never to nothing.
+// TestRounds: a usual run and the race detector shorten tests, but never to nothing.
 func TestRounds(t *testing.T) {
-	if few, many := Rounds(1), Rounds(800); few != 1 || many != 800 && !Race || many != 100 && Race {
-		t.Errorf("%d and %d rounds", few, many)
+	defer func(was bool) { Whole = was }(Whole)
+	for _, c := range []struct {
+		whole bool
+		want  [3]int
+	}{{true, [3]int{1, 6, 800}}, {false, [3]int{1, 6, 200}}} {
+		if Whole = c.whole; Race {
+			Whole, c.want = false, [3]int{1, 1, 100}
+		}
+		if got := [3]int{Rounds(1), Rounds(6), Rounds(800)}; got != c.want {
+			t.Errorf("whole %v: %d rounds, want %d", Whole, got, c.want)
+		}
 	}
 }

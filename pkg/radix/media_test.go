@@ -169,9 +169,9 @@ func TestImagesElsewhere(t *testing.T) {
 			}
 		}
 	}
-	least := 500
-	if testkit.Race { // fewer rounds
-		least = 100
+	least := 100
+	if testkit.Whole {
+		least = 500
 	}
 	if min(beyond, moved) < least {
 		t.Errorf("too few cases: %d matches after an image, %d cuts where only places differ", beyond, moved)

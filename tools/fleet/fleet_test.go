@@ -11,15 +11,15 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestFleet runs a large cluster through a series of failures and changes, during churn of workers and queries. A
-// partition may be without a ready owner only if all owners died at the same time. The number of moves must not exceed
-// the number that rendezvous hashing needs. Every expired lease is cleared once, and no renewed lease expires. A query
-// finds all partitions that any node serves.
+// TestFleet runs a cluster, of 64 nodes if KVATLAS_TEST_WHOLE is set, through a series of failures and changes, during
+// churn of workers and queries. A partition may be without a ready owner only if all owners died at the same time. The
+// number of moves must not exceed the number that rendezvous hashing needs. Every expired lease is cleared once, and no
+// renewed lease expires. A query finds all partitions that any node serves.
 func TestFleet(t *testing.T) {
 	t.Parallel()
-	s := size{nodes: 64, copies: 2, workers: 10_000, partitions: 512}
-	if testing.Short() || testkit.Race { // the detector takes eight times as long, and there is one goroutine
-		s = size{nodes: 12, copies: 2, workers: 1000, partitions: 64}
+	s := size{nodes: 12, copies: 2, workers: 1000, partitions: 64}
+	if testkit.Whole { // .ci/daily
+		s = size{nodes: 64, copies: 2, workers: 10_000, partitions: 512}
 	}
 	w := newWorld(t, 1, s)
 	for i := range s.nodes {

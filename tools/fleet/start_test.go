@@ -12,9 +12,9 @@ import (
 // away. The number of such restores must stay within a bound for every kept partition.
 func TestNodesThatStartOneAfterTheOther(t *testing.T) {
 	t.Parallel()
-	s := size{nodes: 64, copies: 2, partitions: 512}
-	if testing.Short() || testkit.Race {
-		s = size{nodes: 12, copies: 2, partitions: 64}
+	s := size{nodes: 12, copies: 2, partitions: 64}
+	if testkit.Whole { // .ci/daily
+		s = size{nodes: 64, copies: 2, partitions: 512}
 	}
 	for _, c := range []struct {
 		over time.Duration

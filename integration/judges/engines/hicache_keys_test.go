@@ -84,6 +84,7 @@ func (s *storeCode) ask(questions, answers any) {
 // TestPageHashesEqualSGLang compares page hashes with SGLang's own hash, in Python up to 0.5.12. Namespaces exist from
 // 0.5.23 on, whose hash is in C++.
 func TestPageHashesEqualSGLang(t *testing.T) {
+	t.Parallel()
 	type space struct {
 		ExtraKey *string `json:"extra_key"`
 		Salt     *string `json:"salt"`
@@ -129,6 +130,7 @@ func TestPageHashesEqualSGLang(t *testing.T) {
 
 // TestObjectKeysEqualSGLang compares a page's keys with the keys that all ranks of a worker look up in their store.
 func TestObjectKeysEqualSGLang(t *testing.T) {
+	t.Parallel()
 	type question struct {
 		Hash  string  `json:"hash"`
 		TP    int     `json:"tp"`
@@ -187,6 +189,7 @@ func TestObjectKeysEqualSGLang(t *testing.T) {
 
 // TestLoadEqualsSGLang runs prefetches of SGLang's own controller from stores with some pages of a prompt.
 func TestLoadEqualsSGLang(t *testing.T) {
+	t.Parallel()
 	type question struct {
 		Page      int    `json:"page"`
 		Threshold int    `json:"threshold"`

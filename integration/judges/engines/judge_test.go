@@ -33,6 +33,7 @@ var (
 //
 // An engine always computes the last token of a prompt, so the test queries the engine with another token.
 func TestEngineAsJudge(t *testing.T) {
+	t.Parallel()
 	x := startJudgedIndexer(t)
 	tally := &tally{of: map[string]*counts{}}
 	t.Cleanup(func() { tally.log(t) })

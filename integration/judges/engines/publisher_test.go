@@ -14,6 +14,7 @@ import (
 // TestEnginePublishers runs the engines' own publishers. The answers must include live events, lost events, and events
 // before the start of the shim.
 func TestEnginePublishers(t *testing.T) {
+	t.Parallel()
 	x := harness.StartIndexer(t, t.TempDir(), "")
 	for _, c := range []struct {
 		pinned string

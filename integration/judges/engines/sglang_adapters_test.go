@@ -15,6 +15,7 @@ import (
 // TestSGLangAdapterNames compares the Python client's names of pages with the names that SGLang's own event recorder
 // publishes, for adapters, salts, extra keys and pairs, in both formats.
 func TestSGLangAdapterNames(t *testing.T) {
+	t.Parallel()
 	for _, pinned := range []string{"sglang==0.5.22", "sglang==0.5.23"} {
 		c := exec.Command(pyenv.PythonWith(t, "engines.txt"), pyenv.Script(t, "sglang_adapters.py"),
 			pyenv.Wheel(t, pinned), strconv.FormatUint(*judgeFirst, 10), "3000")

@@ -25,6 +25,7 @@ import (
 
 // TestSGLangLoadSocket reads random loads from SGLang's own publisher, of each of two ranks.
 func TestSGLangLoadSocket(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
 	rng := rand.New(rand.NewPCG(*judgeFirst, 39))

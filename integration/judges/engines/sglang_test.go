@@ -20,6 +20,7 @@ import (
 // announces no windows and states. With them, the engine may credit fewer blocks, and the answer is marked as an upper
 // bound. 0.5.23 has UnifiedRadixCache, a single class for hybrid models with components for windows, states or both.
 func TestSGLangAsJudge(t *testing.T) {
+	t.Parallel()
 	x := startJudgedIndexer(t)
 	sum := &tally{of: map[string]*counts{}}
 	t.Cleanup(func() { sum.log(t) })

@@ -129,6 +129,7 @@ func judge(t *testing.T, x *harness.Indexer, phases, examples string, secured bo
 // TestOpenAPIHolds checks 2,000 replies against the document. No status is 500, all statuses, content types, headers
 // and fields are in the document, and all forbidden requests are refused.
 func TestOpenAPIHolds(t *testing.T) {
+	t.Parallel()
 	x := start(t)
 	x.WaitDepth(t, "m", prompt, "w1", held)
 	if n := judge(t, x, "coverage,fuzzing", "30", false); n < 2000 {
@@ -138,6 +139,7 @@ func TestOpenAPIHolds(t *testing.T) {
 
 // TestOpenAPIHoldsWithToken checks the document with a token.
 func TestOpenAPIHoldsWithToken(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
 		t.Fatal(err)

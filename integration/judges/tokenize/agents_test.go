@@ -18,7 +18,7 @@ import (
 
 var (
 	updateAgents = flag.Bool("agents.update", false, "write the golden vectors of internal/text/agents")
-	requests     = flag.Int("agents.requests", 500, "random requests of each API, times -many")
+	requests     = flag.Int("agents.requests", 125, "random requests of each API, times -many")
 )
 
 // goldenRequests is the number of golden vectors of each API and template.

@@ -50,9 +50,9 @@ func TestTemplates(t *testing.T) {
 			}
 			continue
 		}
-		n := 100 * *many
+		n := 25 * *many
 		if must {
-			n = 500 * *many
+			n = 125 * *many
 		}
 		rng := rand.New(rand.NewPCG(*seed, 3))
 		var cases []chatCase

