@@ -227,13 +227,13 @@ func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, erro
 // goOrWait chooses for a request and books it, one request after the other, so that each choice includes the earlier
 // bookings. If all ranks are busy, or the request would overtake a waiting one, it waits and has an id.
 func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
-	w, x := s.room, u.x
+	w := s.room
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	u.c, u.err = s.decide(u.a, x)
-	switch {
-	case u.err != nil && x.busy != nil:
-		id, class, u.err = w.enter(s, u, x.busy.BestCached, x.busy.Eligible)
+	u.c, u.err = s.decide(u.ctx, u.a, u.x)
+	switch busy := u.c.busy; {
+	case busy != nil:
+		id, class, u.err = w.enter(s, u, busy.BestCached, busy.Eligible)
 		return id, class
 	case u.err == nil && w.overtakes(u.a.r):
 		var refusal error
@@ -314,8 +314,8 @@ func (s *Service) try(u *waiter) bool {
 	}
 	u.a.of = of
 	s.guess(u.x, of) // the ranks may have changed
-	u.c, u.err = s.decide(u.a, u.x)
-	if u.err != nil && u.x.busy != nil {
+	u.c, u.err = s.decide(u.ctx, u.a, u.x)
+	if u.c.busy != nil {
 		return false
 	}
 	if u.err == nil {
