@@ -27,7 +27,7 @@ const maxSole = 1 << 16
 func (n *Node) Sole(q *api.RemovalRequest) (*api.RemovalPart, error) {
 	out := &api.RemovalPart{Holders: []api.RemovalHolder{}, Requests: []api.RemovalDepths{}}
 	if len(q.Partitions) > 0 {
-		out.Missing = (&scratch{reflected: n.progress(nil)}).look(q.Partitions)
+		out.Missing = (&scratch{reflected: n.progress(nil)}).recordServing(q.Partitions)
 	}
 	view := n.view()
 	served, failure := view.serving(&api.Query{Model: q.Model, BlockSize: q.BlockSize}, n.registered(q.Model))
