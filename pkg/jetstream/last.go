@@ -150,6 +150,9 @@ func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMe
 // a message with an impossible expected sequence. The refusal contains the number (nats-server server/stream.go and
 // server/jetstream_batching.go, "last sequence by subject mismatch"). Nothing is stored, replicated or synced. An error
 // of class [ErrConflict] means that a message on the subject is being stored at the moment.
+//
+// askLast reads the number from the text, because the refusal has no field for it. STREAM.MSG.GET also reads from the
+// leader, but its permission covers all subjects of the stream. A direct get may reach a replica behind the leader.
 func (c *Conn) askLast(ctx context.Context, stream, subject string) (uint64, error) {
 	seq, err := c.store(ctx, stream, &nats.Msg{Subject: subject,
 		Header: nats.Header{headerExpectedLast: {strconv.FormatUint(neverSeq, 10)}}})

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -178,4 +179,32 @@ func BenchmarkReplicate(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(bytes)/float64(i), "wire-B/op")
+}
+
+// BenchmarkService books, changes and frees a request on a service without peers.
+func BenchmarkService(b *testing.B) {
+	_, queries := busy(b)
+	s, ctx, model := New(Config{}), context.Background(), Model{Name: "m"}
+	s.Alone()
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		id := fmt.Sprint("x", i)
+		err := s.Book(ctx, model, Booking{ID: id, Rank: rankKey(i % 256), Hashes: queries[i%len(queries)]})
+		if err == nil {
+			err = s.PrefillComplete(ctx, model, id)
+		}
+		if err == nil {
+			err = s.OutputBlock(ctx, model, id, 0.5)
+		}
+		if err == nil {
+			err = s.Free(ctx, model, id)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		if i++; i%128 == 0 {
+			s.Machine.Step(s.Now())
+		}
+	}
 }

@@ -188,32 +188,26 @@ func (r *Replica) Book(now time.Duration, model Model, b Booking) error {
 	return r.model(model).table.Book(now, b)
 }
 
-// PrefillComplete is [Table.PrefillComplete].
-func (r *Replica) PrefillComplete(now time.Duration, model Model, id string) error {
-	return r.with(now, model, id, func(t *Table) error { return t.PrefillComplete(now, id) })
+// Update is a method of [Table] that changes a request under way, such as (*Table).Progress.
+type Update func(t *Table, now time.Duration, id string) error
+
+// outputBlock returns [Table.OutputBlock] with a fraction.
+func outputBlock(fraction float64) Update {
+	return func(t *Table, now time.Duration, id string) error { return t.OutputBlock(now, id, fraction) }
 }
 
-// Progress is [Table.Progress].
-func (r *Replica) Progress(now time.Duration, model Model, id string) error {
-	return r.with(now, model, id, func(t *Table) error { return t.Progress(now, id) })
-}
-
-// OutputBlock is [Table.OutputBlock].
-func (r *Replica) OutputBlock(now time.Duration, model Model, id string, fraction float64) error {
-	return r.with(now, model, id, func(t *Table) error { return t.OutputBlock(now, id, fraction) })
+// Update calls update with the table of a model. Errors: the errors of update, and [ErrUnknown] if there is no table.
+func (r *Replica) Update(now time.Duration, model Model, id string, update Update) error {
+	r.now = now
+	if m := r.byName[model]; m != nil {
+		return update(m.table, now, id)
+	}
+	return fmt.Errorf("%w: %.64q", ErrUnknown, id)
 }
 
 // Free is [Table.Free].
 func (r *Replica) Free(now time.Duration, model Model, id string) error {
-	return r.with(now, model, id, func(t *Table) error { return t.Free(now, id) })
-}
-
-func (r *Replica) with(now time.Duration, model Model, id string, do func(*Table) error) error {
-	r.now = now
-	if m := r.byName[model]; m != nil {
-		return do(m.table)
-	}
-	return fmt.Errorf("%w: %.64q", ErrUnknown, id)
+	return r.Update(now, model, id, (*Table).Free)
 }
 
 // RemoveRank is [Table.RemoveRank], of every model.

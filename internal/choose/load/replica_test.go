@@ -310,11 +310,11 @@ func TestProgressExtendsExpiry(t *testing.T) {
 		}
 		n := w.Nodes[i%2]
 		version := n.Table(m).ids["stream"].extended
-		report := n.PrefillComplete
+		report := (*Table).PrefillComplete
 		if i%3 == 0 {
-			report = n.Progress
+			report = (*Table).Progress
 		}
-		if err := report(w.Now, m, "stream"); err != nil {
+		if err := n.Update(w.Now, m, "stream", report); err != nil {
 			t.Fatalf("after %v: %v", w.Now-booked, err)
 		}
 		if n.Table(m).ids["stream"].extended != version {
@@ -434,7 +434,7 @@ func TestDifferentLimits(t *testing.T) {
 	if err := book(few, "a"); !errors.Is(err, ErrFull) {
 		t.Errorf("the node with the lower limit returns %v", err)
 	}
-	if err := few.PrefillComplete(w.Now, m, "0"); err != nil {
+	if err := few.Update(w.Now, m, "0", (*Table).PrefillComplete); err != nil {
 		t.Error(err)
 	}
 	w.Run(time.Second)

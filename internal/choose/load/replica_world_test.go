@@ -185,13 +185,13 @@ func (w *world) op() {
 		_ = n.Book(w.Now, m, Booking{ID: id, Rank: rankKey(w.IntN(6)), Hashes: prompt(w), NoReuse: w.IntN(5) == 0,
 			PrefillTokens: int64(w.IntN(3) * 100)})
 	case 7, 8, 9:
-		_ = n.PrefillComplete(w.Now, m, id)
+		_ = n.Update(w.Now, m, id, (*Table).PrefillComplete)
 	case 10, 11, 12, 13, 14:
-		_ = n.OutputBlock(w.Now, m, id, float64(w.IntN(18)-1)/16)
+		_ = n.Update(w.Now, m, id, outputBlock(float64(w.IntN(18)-1)/16))
 	case 15, 16, 17, 18:
 		_ = n.Free(w.Now, m, id)
 	case 20, 21:
-		_ = n.Progress(w.Now, m, id)
+		_ = n.Update(w.Now, m, id, (*Table).Progress)
 	case 19:
 		if k := rankKey(w.IntN(6)); w.IntN(5) == 0 {
 			for _, n := range w.Nodes { // all nodes detect the removal

@@ -83,29 +83,27 @@ func (s *Service) Book(_ context.Context, model Model, b Booking) error {
 
 // Progress restarts the expiry of a request. Error: [ErrUnknown].
 func (s *Service) Progress(ctx context.Context, model Model, id string) error {
-	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Progress(now, model, id) })
+	return s.update(ctx, model, id, (*Table).Progress)
 }
 
 // PrefillComplete reports a request's first output token. See [Table.PrefillComplete]. Error: [ErrUnknown].
 func (s *Service) PrefillComplete(ctx context.Context, model Model, id string) error {
-	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.PrefillComplete(now, model, id) })
+	return s.update(ctx, model, id, (*Table).PrefillComplete)
 }
 
 // OutputBlock adds one output block to a request. See [Table.OutputBlock] for the fraction; a negative fraction means
 // none. Errors: [ErrInvalid], [ErrUnknown], [ErrFull].
 func (s *Service) OutputBlock(ctx context.Context, model Model, id string, fraction float64) error {
-	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error {
-		return r.OutputBlock(now, model, id, fraction)
-	})
+	return s.update(ctx, model, id, outputBlock(fraction))
 }
 
 // Free ends a request. Error: [ErrUnknown].
 func (s *Service) Free(ctx context.Context, model Model, id string) error {
-	return s.update(ctx, model, id, func(r *Replica, now time.Duration) error { return r.Free(now, model, id) })
+	return s.update(ctx, model, id, (*Table).Free)
 }
 
 // update changes a request. If there are peers, update first waits for the booking of an unknown id.
-func (s *Service) update(ctx context.Context, model Model, id string, do func(*Replica, time.Duration) error) error {
+func (s *Service) update(ctx context.Context, model Model, id string, change Update) error {
 	if err := awaitBooking(ctx, func() bool {
 		s.Mu.RLock()
 		defer s.Mu.RUnlock()
@@ -114,7 +112,7 @@ func (s *Service) update(ctx context.Context, model Model, id string, do func(*R
 	}); err != nil {
 		return err
 	}
-	return s.Change(do)
+	return s.Change(func(r *Replica, now time.Duration) error { return r.Update(now, model, id, change) })
 }
 
 // awaitBooking waits until arrived returns true, and at most for lag. The error is the context's.

@@ -26,12 +26,11 @@ func (s *Service) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, e
 		return nil, api.Errorf(api.CodeUnknownWorker, "worker %.64q rank %d is not registered for %q", r.Worker, r.Rank,
 			r.Model)
 	}
-	x := s.scratches.Get().(*scratch)
-	defer s.scratches.Put(x)
-	isl, err := x.hash(&r.Prompt, of.blockSize)
+	x, isl, err := s.hashed(&r.Prompt, of.blockSize)
 	if err != nil {
 		return nil, err
 	}
+	defer s.scratches.Put(x)
 	if r.EffectivePrefillTokens > isl {
 		return nil, api.Errorf(api.CodeMalformed, "effective_prefill_tokens is %d; the prompt has %d tokens",
 			r.EffectivePrefillTokens, isl)
@@ -117,12 +116,11 @@ func (s *Service) Loads(_ context.Context, r *api.LoadsRequest) (*api.LoadList, 
 		}
 		m := api.ModelLoads{Model: model, Ranks: []api.RankLoad{}}
 		x := s.scratches.Get().(*scratch)
-		x.seq = x.seq[:0]
 		x.list = append(x.list[:0], of.list...)
 		count := func(t *load.Table) { m.Requests += t.Len() }
 		s.cfg.Loads.Read(table(model), count)
 		s.cfg.Loads.ReadForeign(table(model), count)
-		s.weigh(x, of, model, true)
+		s.weigh(x, of, model, nil, true)
 		measured := map[int32]bool{}
 		s.cfg.Loads.Read(table(model), func(t *load.Table) {
 			for i, at := range of.rowsOf(t, &of.rows) {
@@ -154,12 +152,11 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	if err != nil {
 		return nil, err
 	}
-	x := s.scratches.Get().(*scratch)
-	defer s.scratches.Put(x)
-	isl, err := x.hash(&r.Prompt, of.blockSize)
+	x, isl, err := s.hashed(&r.Prompt, of.blockSize)
 	if err != nil {
 		return nil, err
 	}
+	defer s.scratches.Put(x)
 	q := r.Query()
 	q.L3 = api.L3Off
 	answer, err := s.match(ctx, &api.SelectRequest{Query: q}, of, x)
@@ -170,8 +167,8 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	selector := s.selectors[routing.DynamoPolicy]
 	x.request = routing.Request{ISL: isl, BlockSize: of.blockSize, Blocks: uint64(len(x.seq)), Overrides: r.Overrides}
 	tracked := selector.Config().With(&r.Overrides).RouterTrackPrefillTokens
-	s.fill(x, of, answer)
-	s.weigh(x, of, r.Model, reuse(selector, &x.request))
+	s.fill(x, of, answer, x.seq)
+	s.weigh(x, of, r.Model, x.seq, reuse(selector, &x.request))
 	list := &api.PotentialList{Model: r.Model, Ranks: make([]api.PotentialLoad, len(x.list))}
 	list.PendingCount, list.PendingISLTokens = s.room.pending(r.Model)
 	for i, e := range selector.Estimates(nil, &x.request, x.list, &x.routing) {

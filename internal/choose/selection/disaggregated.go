@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
@@ -17,13 +16,13 @@ import (
 
 // chooseBoth chooses the workers of a disaggregated request. Without an eligible worker in one of the pools, it chooses
 // one worker that answers alone, if the request permits this.
-func (s *Service) chooseBoth(a *asked, x *scratch) (chosen, error) {
-	c, missing, err := s.choosePair(a, x)
+func (s *Service) chooseBoth(ctx context.Context, a *asked, x *scratch) (chosen, error) {
+	c, missing, err := s.choosePair(ctx, a, x)
 	if err == nil || !a.r.PrefillOptional || api.AsError(err).Code != api.CodeNoWorkers {
 		return c, err
 	}
 	reason := api.AsError(err).Message
-	if c, err = s.choose(a, x); err != nil {
+	if c, err = s.choose(ctx, a, x); err != nil {
 		return c, err
 	}
 	c.out.Disaggregation = &api.Disaggregation{Outcome: missing, Bypass: true, Reason: reason,
@@ -33,10 +32,10 @@ func (s *Service) chooseBoth(a *asked, x *scratch) (chosen, error) {
 
 // choosePair chooses a decode worker and a prefill worker, or returns the reason that the decode worker computes the
 // prompt. With an error, missing is the outcome without a worker of that pool.
-func (s *Service) choosePair(a *asked, x *scratch) (c chosen, missing string, err error) {
+func (s *Service) choosePair(ctx context.Context, a *asked, x *scratch) (c chosen, missing string, err error) {
 	d := a.selector.Config().Disaggregation
 	own, isl, credit, no := x.request, x.request.ISL, 0.0, false
-	defer func(seq []events.SeqHash) { x.request, x.seq = own, seq }(x.seq) // restores x for a repeated choice
+	defer func() { x.request = own }() // for a repeated choice
 	track := a.selector.Config().With(&own.Overrides).RouterTrackPrefillTokens
 	x.request.Role = routing.Decode
 	o := &x.request.Overrides
@@ -44,7 +43,7 @@ func (s *Service) choosePair(a *asked, x *scratch) (c chosen, missing string, er
 	if d.NearRequired() {
 		x.request.Near = nearPrefill(d, a.of, &own)
 	}
-	if c, err = s.choose(a, x); err != nil {
+	if c, err = s.choose(ctx, a, x); err != nil {
 		return c, api.NoDecodeWorker, pool("decode", err)
 	}
 	decode := a.of.candidate(&c)
@@ -76,13 +75,13 @@ func (s *Service) choosePair(a *asked, x *scratch) (c chosen, missing string, er
 		x.request.PreferredTaints = append(slices.Clip(own.PreferredTaints),
 			routing.TaintWeight{Taint: near, Weight: d.NearWeight()})
 	}
-	p, err := s.choose(a, x)
+	p, err := s.choose(ctx, a, x)
 	if err != nil {
 		full := d.ByLoad() && api.AsError(err).Code == api.CodeOverloaded
 		if full && bypassed(api.PrefillBusy, "all eligible prefill workers are overloaded") {
 			return c, "", nil
 		}
-		return c, api.NoPrefillWorker, pool("prefill", err)
+		return p, api.NoPrefillWorker, pool("prefill", err)
 	}
 	prefill := a.of.candidate(&p)
 	if active := x.list[a.of.at[p.booking.Rank]].ActivePrefillTokens; d.ByLoad() {

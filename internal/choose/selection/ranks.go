@@ -22,13 +22,12 @@ func (s *Service) Prospect(ctx context.Context, r *api.SelectRequest, read func(
 	if err != nil {
 		return err
 	}
-	x := s.scratches.Get().(*scratch)
-	defer s.scratches.Put(x)
 	prompt := r.Prompt()
-	isl, err := x.hash(&prompt, of.blockSize)
+	x, isl, err := s.hashed(&prompt, of.blockSize)
 	if err != nil {
 		return err
 	}
+	defer s.scratches.Put(x)
 	answer, err := s.match(ctx, r, of, x)
 	if err != nil {
 		return err
@@ -36,8 +35,8 @@ func (s *Service) Prospect(ctx context.Context, r *api.SelectRequest, read func(
 	s.guess(x, of)
 	x.setRequest(r, of, answer, isl)
 	x.request.Blocks = uint64(len(x.seq))
-	s.fill(x, of, answer)
-	s.weigh(x, of, r.Model, true)
+	s.fill(x, of, answer, x.seq)
+	s.weigh(x, of, r.Model, x.seq, true)
 	s.reported(x, of)
 	s.penalise(x, of)
 	read(&Prospect{Request: &x.request, Ranks: x.list, Sequence: x.seq})

@@ -120,10 +120,8 @@ func New(cfg Config) (*Service, error) {
 // scratch has the reusable memory of a selection.
 type scratch struct {
 	rng     *rand.Rand
-	busy    *routing.Refusal // refusal because all ranks are busy; else nil
 	asked   asked
-	ctx     context.Context // of the selection
-	began   time.Time       // start of the present stage
+	began   time.Time // start of the present stage
 	request routing.Request
 	list    []routing.Candidate
 	depths  []int32 // by row of the load table
@@ -152,10 +150,22 @@ type Details struct {
 	SequenceHashes []events.SeqHash    // of the prompt
 }
 
+// hashed returns a scratch with the hashes of a prompt's whole blocks, and the length of the prompt in tokens. The
+// caller puts the scratch back into s.scratches.
+func (s *Service) hashed(p *api.Prompt, blockSize uint32) (x *scratch, isl uint64, err error) {
+	x = s.scratches.Get().(*scratch)
+	x.began = time.Now()
+	if isl, err = x.hash(p, blockSize); err != nil {
+		s.scratches.Put(x)
+		return nil, 0, err
+	}
+	return x, isl, nil
+}
+
 // lap ends a stage.
-func (s *Service) lap(x *scratch, stage string) {
+func (s *Service) lap(ctx context.Context, x *scratch, stage string) {
 	now := time.Now()
-	s.cfg.Stage(x.ctx, stage, now.Sub(x.began))
+	s.cfg.Stage(ctx, stage, now.Sub(x.began))
 	x.began = now
 }
 
@@ -185,25 +195,22 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 		defer end()
 		r, by = in, session
 	}
-	x := s.scratches.Get().(*scratch)
-	defer s.scratches.Put(x)
-	defer func() { x.ctx = nil }()
-	x.ctx, x.began = ctx, time.Now()
 	prompt := r.Prompt()
-	isl, err := x.hash(&prompt, of.blockSize)
+	x, isl, err := s.hashed(&prompt, of.blockSize)
 	if err != nil {
 		return nil, err
 	}
+	defer s.scratches.Put(x)
 	if s.cfg.Observe != nil && !r.Advisory && !r.Diagnostic {
 		defer s.observe(x, r, of, isl, x.began, &out)
 	}
-	s.lap(x, stageHash)
+	s.lap(ctx, x, stageHash)
 	answer, err := s.match(ctx, r, of, x)
 	if err != nil {
 		return nil, err
 	}
 	s.guess(x, of)
-	s.lap(x, stageMatch)
+	s.lap(ctx, x, stageMatch)
 	x.setRequest(r, of, answer, isl)
 	x.request.AffinityBy = by
 	s.follow(r, x)
@@ -215,25 +222,24 @@ func (s *Service) SelectDetailed(ctx context.Context, r *api.SelectRequest, d *D
 	var c chosen
 	if x.request.Queue != nil {
 		c, err = s.admit(ctx, a, x)
-	} else if c, err = s.decide(a, x); err == nil {
+	} else if c, err = s.decide(ctx, a, x); err == nil {
 		err = s.settle(ctx, r, &c)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if c.out.Booked {
-		s.lap(x, stageBook)
+		s.lap(ctx, x, stageBook)
 	}
 	return c.out, nil
 }
 
-// decide chooses the worker of a request, or both workers. It sets x.busy if all ranks are busy.
-func (s *Service) decide(a *asked, x *scratch) (chosen, error) {
-	x.busy = nil
+// decide chooses the worker of a request, or both workers. With an error, only chosen.busy is valid.
+func (s *Service) decide(ctx context.Context, a *asked, x *scratch) (chosen, error) {
 	if a.r.Disaggregated {
-		return s.chooseBoth(a, x)
+		return s.chooseBoth(ctx, a, x)
 	}
-	return s.choose(a, x)
+	return s.choose(ctx, a, x)
 }
 
 // settle books a choice, or keeps it, by the request.
@@ -288,6 +294,8 @@ type chosen struct {
 	detailed bool         // of SelectDetailed
 	prefill  load.Booking // booking of a disaggregated request on the prefill worker; no ID: none
 	session  string       // of the request; empty: none
+
+	busy *routing.Refusal // with an error: the refusal because all eligible ranks are busy; nil: another reason
 }
 
 // setRequest creates the request for pkg/routing.
@@ -307,26 +315,27 @@ func (x *scratch) setRequest(r *api.SelectRequest, of *candidates, answer *api.A
 	}
 }
 
-// choose chooses a worker for x.request. In a prefill pool, blocks of requests are not counted.
-func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
+// choose chooses a worker for x.request. In a prefill pool, blocks of requests are not counted. With an error, only
+// c.busy is valid.
+func (s *Service) choose(ctx context.Context, a *asked, x *scratch) (c chosen, err error) {
+	seq := x.seq
 	if x.request.Role == routing.Prefill {
-		defer func(seq []events.SeqHash) { x.seq = seq }(x.seq) // restores x for a repeated choice
-		x.seq = x.seq[:0]
+		seq = seq[:0]
 	}
-	x.request.Blocks = uint64(len(x.seq))
-	s.fill(x, a.of, a.answer)
-	s.weigh(x, a.of, a.r.Model, reuse(a.selector, &x.request))
+	x.request.Blocks = uint64(len(seq))
+	s.fill(x, a.of, a.answer, seq)
+	s.weigh(x, a.of, a.r.Model, seq, reuse(a.selector, &x.request))
 	s.reported(x, a.of)
 	s.penalise(x, a.of)
-	s.lap(x, stageLoad)
+	s.lap(ctx, x, stageLoad)
 	choice, err := a.selector.Choose(&x.request, x.list, x.rng, &x.routing)
 	if err != nil {
-		if errors.As(err, &x.busy) && x.busy.Code != routing.AllBusy {
-			x.busy = nil
+		if r, is := errors.AsType[*routing.Refusal](err); is && r.Code == routing.AllBusy {
+			c.busy = r
 		}
 		return c, a.refused(err)
 	}
-	s.lap(x, stageChoose)
+	s.lap(ctx, x, stageChoose)
 	c.out = a.of.selection(a.r, a.answer, a.selector, &choice)
 	c.out.ISLTokens, c.out.Blocks, c.out.Candidates = x.request.ISL, a.blocks, len(x.list)
 	c.out.UnknownEndpoints, c.eligible = a.unknown(), choice.Eligible
@@ -335,7 +344,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	}
 	if d := a.details; d != nil {
 		c.detailed = true
-		d.Chosen, d.SequenceHashes, d.Ranks = x.list[choice.Index], slices.Clone(x.seq), d.Ranks[:0] // once more after a wait
+		d.Chosen, d.SequenceHashes, d.Ranks = x.list[choice.Index], slices.Clone(seq), d.Ranks[:0] // once more after a wait
 		for i := range x.list {
 			if x.list[i].Worker.ID == choice.Worker {
 				d.Ranks = append(d.Ranks, x.list[i])
@@ -345,7 +354,7 @@ func (s *Service) choose(a *asked, x *scratch) (c chosen, err error) {
 	busyOrNot(a, &x.list[choice.Index], c.out)
 	c.out.KVSource = s.cfg.Sources.source(a.answer, a.of, x.list, choice.Index, a.r, x.rng)
 	c.booking = load.Booking{
-		ID: a.r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: x.seq,
+		ID: a.r.RequestID, Rank: events.RankKey{Instance: choice.Worker, Rank: choice.Rank}, Hashes: seq,
 		NoReuse: !reuse(a.selector, &x.request), ExpectedOutput: a.r.ExpectedOutputTokens,
 	}
 	if choice.TrackPrefillTokens {
@@ -445,8 +454,9 @@ func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidate
 	return nil, err
 }
 
-// fill sets the candidates: all registered ranks, with the depths of the answer.
-func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
+// fill sets the candidates: all registered ranks, with the depths of the answer. seq has the blocks that may refute
+// guesses.
+func (s *Service) fill(x *scratch, of *candidates, a *api.Answer, seq []events.SeqHash) {
 	x.list = append(x.list[:0], of.list...)
 	for i := range a.Workers {
 		o := &a.Workers[i]
@@ -473,7 +483,7 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer) {
 		for i := range x.list {
 			x.confirmed = append(x.confirmed, x.list[i].Device)
 		}
-		s.cfg.Guesses.Refute(of.pool.Model, of.ranks, x.seq, x.confirmed, x.guessed)
+		s.cfg.Guesses.Refute(of.pool.Model, of.ranks, seq, x.confirmed, x.guessed)
 	}
 	for i, depth := range x.guessed {
 		if c := &x.list[i]; depth > c.Device {
@@ -498,9 +508,9 @@ func (s *Service) guess(x *scratch, of *candidates) {
 // table returns the load table of a model.
 func table(model string) load.Model { return load.Model{Name: model} }
 
-// weigh writes the candidates' loads.
-func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
-	seq := x.seq
+// weigh writes the candidates' loads, for a prompt with the blocks of seq.
+func (s *Service) weigh(x *scratch, of *candidates, model string, seq []events.SeqHash, reuse bool) {
+	blocks := uint64(len(seq))
 	if !reuse {
 		seq = nil // without reuse, its blocks are its own
 	}
@@ -514,12 +524,12 @@ func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 			}
 		}
 		prior := fleet.Rate(0)
-		x.start(prior, fleet.Life(), of.memories.shown.Load())
+		x.start(blocks, prior, fleet.Life(), of.memories.shown.Load())
 		x.depths = t.Depths(x.depths, seq)
 		for i, at := range at {
 			if at >= 0 {
 				c := &x.list[at]
-				x.add(c, t, i)
+				x.add(c, t, i, blocks)
 				pace, working := t.Pace(i, now)
 				c.WorkingMS, c.Busy, c.PrefillRate = working, pace.Busy(), pace.Rate(prior)
 			}
@@ -527,13 +537,13 @@ func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 		of.remember(t, now, x.list)
 	})
 	if !booked {
-		x.start(0, 0, nil)
+		x.start(blocks, 0, 0, nil)
 	}
 	s.cfg.Loads.ReadForeign(table(model), func(t *load.Table) {
 		x.depths = t.Depths(x.depths, seq)
 		for i, at := range of.rowsOf(t, &of.foreign) {
 			if at >= 0 {
-				x.add(&x.list[at], t, i)
+				x.add(&x.list[at], t, i, blocks)
 			}
 		}
 	})
@@ -541,8 +551,7 @@ func (s *Service) weigh(x *scratch, of *candidates, model string, reuse bool) {
 
 // start writes the load of idle candidates: all blocks of the prompt are new. memories may be nil. One pass over the
 // candidates writes all fields, because the candidates exceed the processor's first cache.
-func (x *scratch) start(rate, life float64, memories *[]*routing.Memory) {
-	blocks := uint64(len(x.seq))
+func (x *scratch) start(blocks uint64, rate, life float64, memories *[]*routing.Memory) {
 	for i := range x.list {
 		c := &x.list[i]
 		c.NewBlocks, c.Busy, c.PrefillRate, c.LifeMS = blocks, routing.PriorBusy, rate, life
@@ -552,13 +561,13 @@ func (x *scratch) start(rate, life float64, memories *[]*routing.Memory) {
 	}
 }
 
-// add adds the load of a table's row to its candidate. x.depths has the depths of the table. Blocks that requests of
-// two tables share count twice.
-func (x *scratch) add(c *routing.Candidate, t *load.Table, row int) {
+// add adds the load of a table's row to its candidate. x.depths has the depths of the table, and blocks is the length
+// of the prompt. Blocks that requests of two tables share count twice.
+func (x *scratch) add(c *routing.Candidate, t *load.Table, row int, blocks uint64) {
 	l := &t.Rows()[row]
 	c.ActivePrefillTokens += uint64(l.PrefillTokens)
 	c.ActiveBlocks += uint64(l.Blocks)
 	c.ActiveRequests += uint64(l.Requests)
 	c.PrefillRequests += uint64(l.Prefilling)
-	c.NewBlocks = min(c.NewBlocks, uint64(len(x.seq))-uint64(x.depths[row]))
+	c.NewBlocks = min(c.NewBlocks, blocks-uint64(x.depths[row]))
 }

@@ -184,7 +184,7 @@ const replyTime = 50 * time.Millisecond
 // admit chooses for a request and books it, or lets it wait until that is possible.
 func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, error) {
 	w, u, of := s.room, &waiter{ctx: ctx, a: a, x: x, done: make(chan struct{})}, a.of
-	id, class := s.goOrWait(u)
+	id, class := s.bookOrEnqueue(u)
 	if id == 0 {
 		return u.c, u.err
 	}
@@ -202,7 +202,7 @@ func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, erro
 		case <-u.done:
 			return u.c, u.err
 		case <-again.C:
-			s.lookAgain(u, of)
+			s.refreshAnswer(u, of)
 		case <-late:
 			waits = false
 		case <-ctx.Done():
@@ -224,16 +224,16 @@ func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, erro
 		"the deadline passed while the request waited for a worker that is not busy")
 }
 
-// goOrWait chooses for a request and books it, one request after the other, so that each choice includes the earlier
-// bookings. If all ranks are busy, or the request would overtake a waiting one, it waits and has an id.
-func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
-	w, x := s.room, u.x
+// bookOrEnqueue chooses for a request and books it, one request after the other, so that each choice includes the
+// earlier bookings. If all ranks are busy, or the request would overtake a waiting one, it waits and has an id.
+func (s *Service) bookOrEnqueue(u *waiter) (id uint64, class string) {
+	w := s.room
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	u.c, u.err = s.decide(u.a, x)
-	switch {
-	case u.err != nil && x.busy != nil:
-		id, class, u.err = w.enter(s, u, x.busy.BestCached, x.busy.Eligible)
+	u.c, u.err = s.decide(u.ctx, u.a, u.x)
+	switch busy := u.c.busy; {
+	case busy != nil:
+		id, class, u.err = w.enter(s, u, busy.BestCached, busy.Eligible)
 		return id, class
 	case u.err == nil && w.overtakes(u.a.r):
 		var refusal error
@@ -247,8 +247,8 @@ func (s *Service) goOrWait(u *waiter) (id uint64, class string) {
 	return 0, ""
 }
 
-// lookAgain repeats the lookup for a waiting request. If the lookup fails, the earlier result stays.
-func (s *Service) lookAgain(u *waiter, of *candidates) {
+// refreshAnswer repeats the lookup for a waiting request. If the lookup fails, the earlier result stays.
+func (s *Service) refreshAnswer(u *waiter, of *candidates) {
 	y := &scratch{locals: u.x.locals}
 	answer, err := s.match(u.ctx, u.a.r, of, y)
 	if err != nil {
@@ -287,7 +287,7 @@ func (w *waitingRoom) examine(s *Service) bool {
 	for model, m := range w.models {
 		m.Examine(func(id uint64) bool {
 			u := m.waiters[id]
-			if !s.try(u) {
+			if !s.retry(u) {
 				return false
 			}
 			w.leave(m, id)
@@ -302,8 +302,8 @@ func (w *waitingRoom) examine(s *Service) bool {
 	return w.running
 }
 
-// try chooses for a waiting request, and reports whether there is a choice, or a refusal other than busy ranks.
-func (s *Service) try(u *waiter) bool {
+// retry chooses for a waiting request, and reports whether there is a choice, or a refusal other than busy ranks.
+func (s *Service) retry(u *waiter) bool {
 	if u.ctx.Err() != nil {
 		return false // about to leave
 	}
@@ -314,8 +314,8 @@ func (s *Service) try(u *waiter) bool {
 	}
 	u.a.of = of
 	s.guess(u.x, of) // the ranks may have changed
-	u.c, u.err = s.decide(u.a, u.x)
-	if u.err != nil && u.x.busy != nil {
+	u.c, u.err = s.decide(u.ctx, u.a, u.x)
+	if u.c.busy != nil {
 		return false
 	}
 	if u.err == nil {

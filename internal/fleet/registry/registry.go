@@ -53,6 +53,10 @@ type Config struct {
 	// Mine reports whether this node ends the leases of a partition; otherwise other nodes do. nil: all partitions.
 	Mine func(events.Partition) bool
 
+	// ShimsWait reports whether the node's status has the waiting shims of a partition. The registry then does not add
+	// them. nil: no partition.
+	ShimsWait func(events.Partition) bool
+
 	// Holds reports whether the index of this node holds blocks of a worker, or an error if unknown. Claims of such a
 	// worker stay. nil: no blocks.
 	Holds func(context.Context, events.WorkerID) (bool, error)
@@ -142,6 +146,9 @@ func New(cfg Config) *Registry {
 	}
 	if cfg.Mine == nil {
 		cfg.Mine = func(events.Partition) bool { return true }
+	}
+	if cfg.ShimsWait == nil {
+		cfg.ShimsWait = func(events.Partition) bool { return false }
 	}
 	if cfg.ClaimsChanged == nil {
 		cfg.ClaimsChanged = func() {}

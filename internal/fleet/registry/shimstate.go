@@ -143,7 +143,7 @@ func (r *Registry) MarkStatus(s *api.Status) {
 			s.Engines.Skipped++
 		}
 		if r.cfg.Mine(w.Partition) {
-			found.add(w, state, saysHowShimsWait(s, w.Partition))
+			found.add(w, state, r.cfg.ShimsWait(w.Partition))
 		}
 	}
 	s.Problems = append(s.Problems, found.engineProblems()...)
@@ -268,13 +268,6 @@ const QuietWarning = "quiet engines: "
 // QuietAdvice is the advice about such engines. Without requests, they are normal.
 const QuietAdvice = "nothing, if they had no requests yet; else see that they publish KV-cache events, and that their " +
 	"shims have the right endpoint, topic or subject"
-
-// saysHowShimsWait reports whether a status already has the waiting shims of a partition.
-func saysHowShimsWait(s *api.Status, p events.Partition) bool {
-	return slices.ContainsFunc(s.Problems, func(said string) bool {
-		return strings.HasPrefix(said, fmt.Sprintf("partition %d: ", p)) && strings.Contains(said, " shims wait, ")
-	})
-}
 
 // RemoteRemedy is the remedy for ranks that publish their events on another host.
 const RemoteRemedy = "run worker-shim on each of these hosts, with --engine, --rank, --ranks and the same --worker"

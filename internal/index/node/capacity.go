@@ -249,6 +249,14 @@ func (n *Node) capacityProblems() (list []string) {
 	return list
 }
 
+// ShimsWait reports whether the status has the waiting shims of a partition. It is safe for concurrent use.
+func (n *Node) ShimsWait(p events.Partition) bool {
+	n.capacity.mu.Lock()
+	shims := n.capacity.waiting[p]
+	n.capacity.mu.Unlock()
+	return shims != "" && n.keeps(p)
+}
+
 // problem returns the error of the last snapshot; nil if the snapshot was written.
 func (s *saveState) problem() error {
 	if s.failed.IsZero() || errors.Is(s.err, context.Canceled) {

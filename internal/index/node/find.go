@@ -103,7 +103,7 @@ func (f *finding) open() error {
 	n, q := f.n, f.q
 	f.lapses = n.lapses.Load()
 	f.s.reflected = n.progress(f.s.reflected[:0])
-	f.missing = f.s.look(q.Partitions)
+	f.missing = f.s.recordServing(q.Partitions)
 	f.view = n.view()
 	var err *api.Error
 	if f.served, err = f.view.serving(q, n.registered(q.Model)); err != nil {
@@ -353,9 +353,9 @@ func (s *scratch) idle(served *Served, allowed []radix.RankSet) iter.Seq[*RankOf
 	}
 }
 
-// look records the serving partitions among the named partitions, or among all if named is empty, and returns the rest.
-// The returned partitions may have workers of the model.
-func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
+// recordServing records the serving partitions among the named partitions, or among all if named is empty, and returns
+// the rest. The returned partitions may have workers of the model.
+func (s *scratch) recordServing(named []events.Partition) (missing []events.Partition) {
 	clear(s.looked)
 	s.some = len(named) > 0
 	for p := range s.reflected {
@@ -372,7 +372,7 @@ func (s *scratch) look(named []events.Partition) (missing []events.Partition) {
 	return missing
 }
 
-// lapsed moves the partitions that have ceased to serve since look to missing.
+// lapsed moves the partitions that have ceased to serve since recordServing to missing.
 func (n *Node) lapsed(s *scratch, missing []events.Partition) []events.Partition {
 	for p, now := range n.progress(nil) {
 		p := events.Partition(p)
@@ -429,7 +429,7 @@ func (v *View) sizesOf(model string, registered uint32) []*Served {
 func (v *View) serving(q *api.Query, registered uint32) (*Served, *api.Error) {
 	list := v.sizesOf(q.Model, registered)
 	if len(list) == 0 {
-		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q%s", q.Model, v.known())
+		return nil, api.Errorf(api.CodeUnknownModel, "no worker has announced the model %q%s", q.Model, v.modelsText())
 	}
 	if q.BlockSize == 0 && len(list) == 1 {
 		return list[0], nil
@@ -459,8 +459,8 @@ func (n *Node) BlockSizes(model string) (sizes []uint32) {
 	return sizes
 }
 
-// known lists some of the models for an error message.
-func (v *View) known() string {
+// modelsText lists some of the models for an error message.
+func (v *View) modelsText() string {
 	names := slices.Sorted(maps.Keys(v.Models))
 	switch {
 	case len(names) == 0:

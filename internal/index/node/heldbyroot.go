@@ -17,7 +17,7 @@ func (n *Node) HeldByRoot(model string, of []events.Partition) (
 	if len(of) == 0 {
 		return nil, nil, nil
 	}
-	absent = (&scratch{reflected: n.progress(nil)}).look(of)
+	absent = (&scratch{reflected: n.progress(nil)}).recordServing(of)
 	view := n.view()
 	served, failure := view.serving(&api.Query{Model: model}, n.registered(model))
 	switch {

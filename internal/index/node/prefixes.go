@@ -19,7 +19,7 @@ const maxPrefixHashes = 40_000
 func (n *Node) Prefixes(q *api.PrefixesRequest) ([]*api.PrefixTree, error) {
 	var missing []events.Partition
 	if len(q.Partitions) > 0 {
-		missing = (&scratch{reflected: n.progress(nil)}).look(q.Partitions)
+		missing = (&scratch{reflected: n.progress(nil)}).recordServing(q.Partitions)
 	}
 	view := n.view()
 	served, failure := view.serving(&api.Query{Model: q.Model, BlockSize: q.BlockSize}, n.registered(q.Model))

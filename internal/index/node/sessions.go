@@ -261,7 +261,7 @@ func (s *sessionChains) drop(id radix.RankID) {
 // SessionBlocks returns the blocks of a session on the ranks of some partitions. Any goroutine may call SessionBlocks.
 func (n *Node) SessionBlocks(q *peerapi.SessionBlocksRequest) *peerapi.SessionBlocks {
 	out := &peerapi.SessionBlocks{Held: []api.SessionHolding{},
-		Missing: (&scratch{reflected: n.progress(nil)}).look(q.Partitions)}
+		Missing: (&scratch{reflected: n.progress(nil)}).recordServing(q.Partitions)}
 	session := events.HashSession(q.SessionID)
 	for model, list := range n.view().Models {
 		if q.Model != "" && q.Model != model {

@@ -28,7 +28,7 @@ const maxSole = 1 << 16
 func (n *Node) Sole(q *api.RemovalRequest) (*peerapi.RemovalPart, error) {
 	out := &peerapi.RemovalPart{Holders: []peerapi.RemovalHolder{}, Requests: []peerapi.RemovalDepths{}}
 	if len(q.Partitions) > 0 {
-		out.Missing = (&scratch{reflected: n.progress(nil)}).look(q.Partitions)
+		out.Missing = (&scratch{reflected: n.progress(nil)}).recordServing(q.Partitions)
 	}
 	view := n.view()
 	served, failure := view.serving(&api.Query{Model: q.Model, BlockSize: q.BlockSize}, n.registered(q.Model))

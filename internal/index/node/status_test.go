@@ -182,5 +182,12 @@ func TestFullDiskIsReportedOnce(t *testing.T) {
 		if !slices.EqualFunc(got, c.want, strings.HasPrefix) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
+		for _, shims := range []string{"", "1 of 2 shims wait"} {
+			n.capacity.waiting = map[events.Partition]string{0: shims}
+			named := slices.Contains(n.capacityProblems(), "partition 0: "+shims)
+			if wait := n.ShimsWait(0); wait != (shims != "") || wait != named {
+				t.Errorf("%s: waiting shims %q: %v, in the status: %v", name, shims, wait, named)
+			}
+		}
 	}
 }

@@ -35,7 +35,7 @@ func (m *Machine) canAsk() bool { return m.replay && m.phase != departed{} }
 
 // heardAll ends the reading of the backlog.
 func (m *Machine) heardAll() {
-	if m.backlog.progress == hearing && m.phase.takesLive() {
+	if m.backlog.progress == hearing && m.phase.acceptsLive() {
 		m.publishBacklog()
 	}
 }

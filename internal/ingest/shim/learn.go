@@ -163,7 +163,7 @@ func (l *learning) corrections(k *knowledge) []events.Event {
 	if len(wrong) == 0 {
 		return nil
 	}
-	held := k.held.of(wrong)
+	held := k.held.subset(wrong)
 	var again []events.Event
 	for _, u := range record {
 		e := &u.event
@@ -226,8 +226,8 @@ func newCopies() copies {
 	return copies{count: map[copyOf]int{}, total: map[events.BlockHash]int{}, side: map[events.GroupIndex]bool{}}
 }
 
-// of returns the copies of some names.
-func (h *copies) of(names map[events.BlockHash]bool) copies {
+// subset returns the copies of some names.
+func (h *copies) subset(names map[events.BlockHash]bool) copies {
 	some := newCopies()
 	some.only, some.side = names, maps.Clone(h.side)
 	for c, n := range h.count {

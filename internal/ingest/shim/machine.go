@@ -8,12 +8,12 @@ import (
 
 // Limits configures the limits of a machine's memory and batches.
 type Limits struct {
-	// QueueBytes is the memory of events that wait for publication. Above, the shell stops reading from the engine, so the
-	// engine's replay buffer keeps the rest. Default 64 MiB.
+	// QueueBytes is the memory of events that wait for publication. Above, the shell stops reading from the engine, so
+	// the engine's replay buffer keeps the rest. Default 64 MiB.
 	QueueBytes int
 
-	// PartBytes is the memory of waiting events at which the decoding of a large message pauses. It limits the memory of a
-	// message, which may decode to 40 times its size. Default 4 MiB.
+	// PartBytes is the memory of waiting events at which the decoding of a large message pauses. It limits the memory
+	// of a message, which may decode to 40 times its size. Default 4 MiB.
 	PartBytes int
 
 	// HeldBytes is the memory of live messages kept during a replay. Other messages are requested again. Default 64 MiB.
@@ -34,8 +34,8 @@ type Limits struct {
 	// as lost. Until then the rank keeps its blocks. Default 8.
 	ReplayFailures int
 
-	// ReplayPatience is the time after the first of consecutive failures for which live messages wait, in milliseconds. An
-	// earlier failure is not the last. Default 3,000.
+	// ReplayPatience is the time after the first of consecutive failures for which live messages wait, in milliseconds.
+	// An earlier failure is not the last. Default 3,000.
 	ReplayPatience events.Millis
 }
 
@@ -251,7 +251,7 @@ type Machine struct {
 //	recovering ──Recovered──▶ live ◀──────▶ *replaying ◀──▶ *awaitingSnapshot
 //	                           ▲ └────Gone, from any────▶ departed
 //	                           └────────Connected─────────────┘
-type phase interface{ takesLive() bool }
+type phase interface{ acceptsLive() bool }
 
 type (
 	recovering struct{} // waits for the state of the log
@@ -259,9 +259,9 @@ type (
 	departed   struct{} // the engine is gone: no requests, and the next connection is a new engine
 )
 
-func (recovering) takesLive() bool { return false }
-func (live) takesLive() bool       { return true }
-func (departed) takesLive() bool   { return true }
+func (recovering) acceptsLive() bool { return false }
+func (live) acceptsLive() bool       { return true }
+func (departed) acceptsLive() bool   { return true }
 
 // Ready has the actions of the owner after a step.
 type Ready struct {
@@ -415,14 +415,14 @@ func (m *Machine) Replaced(now events.Millis) {
 func (m *Machine) TrustReplays(trust bool, now events.Millis) {
 	if trust {
 		m.replay = m.distrusted
-		if m.phase.takesLive() && m.replay {
+		if m.phase.acceptsLive() && m.replay {
 			m.Replaced(now)
 			m.startReplay()
 		}
 		return
 	}
 	m.distrusted, m.replay = m.replay, false
-	if !m.phase.takesLive() {
+	if !m.phase.acceptsLive() {
 		m.release(now, true)
 	}
 }
@@ -430,59 +430,59 @@ func (m *Machine) TrustReplays(trust bool, now events.Millis) {
 // Live processes a message of the engine's live stream.
 func (m *Machine) Live(f Frame, now events.Millis) {
 	m.complete()
-	if m.phase.takesLive() {
-		m.takeLive(f, now, false)
+	if m.phase.acceptsLive() {
+		m.processLive(f, now, false)
 	} else {
-		m.hold(f)
+		m.holdBack(f)
 	}
 }
 
-// takeLive processes a live message if the message is next, and otherwise handles the gap. With inVain, a gap is a
+// processLive processes a live message if the message is next, and otherwise handles the gap. With inVain, a gap is a
 // loss.
-func (m *Machine) takeLive(f Frame, now events.Millis, inVain bool) {
+func (m *Machine) processLive(f Frame, now events.Millis, inVain bool) {
 	switch {
 	case !m.taken.Known && f.Seq > f.first() && m.replay && !inVain: // published after the empty replay
-		m.hold(f)
+		m.holdBack(f)
 		m.startReplay()
 		m.fallBehind()
 	case !m.taken.Known:
-		m.takeFirst(f)
+		m.processFirst(f)
 	case f.Seq == m.taken.Seq+1:
 		m.offers.tries, m.basis = 0, heard
-		m.take(f)
+		m.process(f)
 	case f.Seq <= m.taken.Seq && m.basis == named:
 		// included in the snapshot
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest: // a repeated message
 	case m.replay && !inVain:
-		m.hold(f)
+		m.holdBack(f)
 		m.startReplay()
 		m.fallBehind()
 	case f.Seq <= m.taken.Seq:
 		m.begin(events.ReasonRestart, now)
-		m.takeFirst(f)
+		m.processFirst(f)
 	case m.wantSnapshot():
-		m.hold(f)
+		m.holdBack(f)
 	default:
 		m.gap()
-		m.take(f)
+		m.process(f)
 	}
 }
 
-// takeFirst processes the first message of an engine process.
-func (m *Machine) takeFirst(f Frame) {
+// processFirst processes the first message of an engine process.
+func (m *Machine) processFirst(f Frame) {
 	if f.Seq > f.first() {
-		if m.phase.takesLive() && m.wantSnapshot() {
-			m.hold(f)
+		if m.phase.acceptsLive() && m.wantSnapshot() {
+			m.holdBack(f)
 			return
 		}
 		m.counts.JoinedLate++
 		m.offers.lost()
 	}
-	m.take(f)
+	m.process(f)
 }
 
 // process queues the events of the next engine message, as far as the queue has room.
-func (m *Machine) take(f Frame) {
+func (m *Machine) process(f Frame) {
 	before := m.taken
 	m.taken = events.Cursor{Known: true, Seq: f.Seq, Digest: f.digest()}
 	if m.basis == named {

@@ -110,7 +110,8 @@ func (p *presence) closed(err error, now time.Time) {
 	p.silent("no reply to heartbeats")
 }
 
-func (p *presence) heard(now time.Time) {
+// received records a message of the engine.
+func (p *presence) received(now time.Time) {
 	if p.conns > 0 {
 		p.connected(now)
 	}
@@ -119,7 +120,7 @@ func (p *presence) heard(now time.Time) {
 // replayed records a reply of the replay socket.
 func (p *presence) replayed(now time.Time) {
 	p.answers = true
-	p.heard(now)
+	p.received(now)
 }
 
 // mute records a missing reply of the replay socket. A socket that has never replied may not be an engine's, and is

@@ -97,7 +97,7 @@ func TestEngineThatHangs(t *testing.T) {
 		c := newClock(presence{goneAfter: goneAfter})
 		c.opened(c.now)
 		c.now = c.now.Add(time.Minute)
-		c.heard(c.now)
+		c.received(c.now)
 		last := c.now
 		c.now = c.now.Add(10 * time.Second)
 		c.closed(fmt.Errorf("heartbeat: %w", zmtp.ErrSilent), c.now)
@@ -169,7 +169,7 @@ func TestReplaySocketThatIsMute(t *testing.T) {
 	c.now = c.now.Add(time.Minute)
 	c.mute()
 	c.state(t, api.EngineSilent, last)
-	c.heard(c.now)
+	c.received(c.now)
 	c.state(t, api.EngineConnected, c.now)
 }
 

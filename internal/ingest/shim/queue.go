@@ -42,7 +42,7 @@ func (m *Machine) push(e *events.Event, cursor events.Cursor) {
 		cursor = events.Cursor{}
 	}
 	size := e.EncodedSize()
-	if n := len(m.queue); n == 0 || !m.queue[n-1].takes(m.incarnation, size, m.limits.MessageBytes) {
+	if n := len(m.queue); n == 0 || !m.queue[n-1].fits(m.incarnation, size, m.limits.MessageBytes) {
 		m.open(size)
 	}
 	b := &m.queue[len(m.queue)-1]
@@ -61,8 +61,8 @@ func (m *Machine) push(e *events.Event, cursor events.Cursor) {
 	}
 }
 
-// takes reports whether an event of an incarnation fits into the batch.
-func (b *batch) takes(incarnation events.Incarnation, size, most int) bool {
+// fits reports whether an event of an incarnation fits into the batch.
+func (b *batch) fits(incarnation events.Incarnation, size, most int) bool {
 	return !b.sealed && b.incarnation == incarnation && (b.events.Len() == 0 || b.bytes+size <= most)
 }
 

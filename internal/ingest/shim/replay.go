@@ -12,7 +12,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-func (m *Machine) hold(f Frame) {
+// holdBack stores a live message until the end of a replay or a snapshot. It counts a message without room.
+func (m *Machine) holdBack(f Frame) {
 	if m.held.bytes+len(f.Payload)+frameSize > m.limits.HeldBytes {
 		m.counts.Overtaken++
 		m.held.overtaken = max(m.held.overtaken, f.Seq+1)
@@ -28,7 +29,7 @@ type replaying struct {
 	verified bool // the replay has shown the last processed message, unchanged
 }
 
-func (*replaying) takesLive() bool { return false }
+func (*replaying) acceptsLive() bool { return false }
 
 // attempts counts replays since the last new message.
 type attempts struct {
@@ -80,13 +81,13 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 		return ReplaySuperseded
 	case !m.taken.Known:
 		p.verified = true
-		m.takeFirst(f)
+		m.processFirst(f)
 	case m.basis == named && f.Seq == m.taken.Seq:
 		m.taken.Digest = f.digest()
 		p.verified, m.basis = true, shown
 	case p.verified && f.Seq == m.taken.Seq+1:
 		m.attempts = attempts{} // progress permits further requests
-		m.take(f)
+		m.process(f)
 	case p.verified && f.Seq <= m.taken.Seq:
 	case p.verified: // a hole within the replay: the engine's socket dropped messages, or the engine lost them
 		if m.attempts.empty++; m.attempts.empty < m.limits.ReplayTries {
@@ -98,7 +99,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 			return ReplaySuperseded
 		}
 		m.gap()
-		m.take(f)
+		m.process(f)
 	case f.Seq == m.taken.Seq && f.digest() == m.taken.Digest:
 		p.verified = true
 	// the same number with another content: another process, which needs a full replay
@@ -114,7 +115,7 @@ func (m *Machine) Replayed(f Frame, now events.Millis) ReplayState {
 		m.offers.lost()
 		m.begin(events.ReasonGap, now)
 		p.verified = true
-		m.take(f)
+		m.process(f)
 	}
 	return ReplayGoesOn
 }
@@ -227,17 +228,17 @@ func (m *Machine) releaseNext() {
 		r.frames[0] = Frame{}
 		r.frames = r.frames[1:]
 		switch {
-		case !m.phase.takesLive():
-			m.hold(f)
+		case !m.phase.acceptsLive():
+			m.holdBack(f)
 		case m.taken.Known && f.Seq <= m.taken.Seq && !r.inVain:
 			// included in the replay or in the snapshot
 		default:
-			m.takeLive(f, r.now, r.inVain)
+			m.processLive(f, r.now, r.inVain)
 		}
 		return
 	}
 	m.releasing = nil
-	if !m.phase.takesLive() {
+	if !m.phase.acceptsLive() {
 		return
 	}
 	missed := m.held.overtaken > 0 && (!m.taken.Known || m.held.overtaken > m.taken.Seq+1)
@@ -385,9 +386,9 @@ func (p *replay) give(ctx context.Context, got replayed) bool {
 	return got.ended || p.pace.sent(ctx, got.frame.size())
 }
 
-// ask sends a request to an engine's ROUTER socket. The returned connection receives the replies. The caller must stop
-// it.
-func ask(ctx context.Context, endpoint string, sockets zmtp.Config, question []byte) (*zmtp.Dealer, error) {
+// requestReplay sends a request to an engine's ROUTER socket. The returned connection receives the replies. The caller
+// must stop it.
+func requestReplay(ctx context.Context, endpoint string, sockets zmtp.Config, question []byte) (*zmtp.Dealer, error) {
 	d, err := zmtp.DialDealer(ctx, endpoint, sockets)
 	if err != nil {
 		return nil, err
@@ -404,7 +405,7 @@ func ask(ctx context.Context, endpoint string, sockets zmtp.Config, question []b
 func askReplay(ctx context.Context, cfg Config, from events.EngineSeq, give func(Frame) bool) error {
 	dialing, cancel := context.WithTimeout(ctx, cfg.ReplayTimeout)
 	defer cancel()
-	d, err := ask(dialing, cfg.Replay, cfg.Sockets, binary.BigEndian.AppendUint64(nil, uint64(from)))
+	d, err := requestReplay(dialing, cfg.Replay, cfg.Sockets, binary.BigEndian.AppendUint64(nil, uint64(from)))
 	switch {
 	case err != nil && dialing.Err() != nil && ctx.Err() == nil:
 		return fmt.Errorf("%w: no replay socket at %s for %v", zmtp.ErrSilent, cfg.Replay,

@@ -217,20 +217,20 @@ func (x *Examiner) Begin(payload []byte) (msg events.Message, more bool, err err
 	if msg.HasRank {
 		msg.Events, more = x.ofRank(msg, more)
 	}
-	x.look(more)
+	x.reportFindings(more)
 	return msg, more, err
 }
 
 // Continue decodes the next part, and reports findings.
 func (x *Examiner) Continue() (part []events.Event, more bool) {
 	part, more = x.Decoder.Continue()
-	x.look(more)
+	x.reportFindings(more)
 	return part, more
 }
 
-// look reports changed findings. more is set within a message: an engine announces the groups of a step together, and
-// only a single group may have blocks of the decoder's size.
-func (x *Examiner) look(more bool) {
+// reportFindings reports changed findings. more is set within a message: an engine announces the groups of a step
+// together, and only a single group may have blocks of the decoder's size.
+func (x *Examiner) reportFindings(more bool) {
 	if e, why := x.Engine(); why != "" && e != x.engine {
 		x.engine = e
 		x.Found(e, why)

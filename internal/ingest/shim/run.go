@@ -198,7 +198,7 @@ type observed struct{ *runner }
 
 func (o observed) Decode(payload []byte) (events.Message, error) {
 	msg, err := o.cfg.Decoder.Decode(payload)
-	o.look(err)
+	o.reportFindings(err)
 	return msg, err
 }
 
@@ -209,18 +209,18 @@ func (o observed) Begin(payload []byte) (msg events.Message, more bool, err erro
 	} else {
 		msg, err = o.cfg.Decoder.Decode(payload)
 	}
-	o.look(err)
+	o.reportFindings(err)
 	return msg, more, err
 }
 
 func (o observed) Continue() (part []events.Event, more bool) {
 	part, more = o.cfg.Decoder.(PartDecoder).Continue() // Begin reported more
-	o.look(nil)
+	o.reportFindings(nil)
 	return part, more
 }
 
-// look reports the findings of the decoder.
-func (o observed) look(err error) {
+// reportFindings reports the findings of the decoder.
+func (o observed) reportFindings(err error) {
 	if err != nil {
 		o.cfg.Observer.Undecodable(o.machine.Taken().Seq, err)
 	}
@@ -297,7 +297,7 @@ func (r *runner) receive() {
 	msg, ok, err := r.messages.TryRecv()
 	switch {
 	case ok:
-		r.heard(msg)
+		r.processMessage(msg)
 	case err != nil:
 		r.messages, r.ended = nil, true
 	}

@@ -44,7 +44,7 @@ type awaitingSnapshot struct {
 	asked bool // Advance has returned the request
 }
 
-func (*awaitingSnapshot) takesLive() bool { return false }
+func (*awaitingSnapshot) acceptsLive() bool { return false }
 
 // basis is the source of the last processed message.
 type basis uint8

@@ -20,8 +20,8 @@ func (cfg *Config) sockets() zmtp.Config {
 	return s
 }
 
-// heard processes a message of the engine's live socket.
-func (r *runner) heard(msg zmtp.Message) {
+// processMessage processes a message of the engine's live socket.
+func (r *runner) processMessage(msg zmtp.Message) {
 	switch msg.Kind {
 	case zmtp.Opened:
 		r.speakers.opened(msg.Peer)
@@ -56,7 +56,7 @@ func (r *runner) heard(msg zmtp.Message) {
 		}
 		r.heardAt = now
 		r.revive(now)
-		r.watching.presence.heard(now)
+		r.watching.presence.received(now)
 		before := r.machine.Counts().Restarts
 		seq := events.EngineSeq(binary.BigEndian.Uint64(msg.Frames[1]))
 		r.machine.Live(Frame{Seq: seq, Payload: msg.Frames[2]}, millis(now))

@@ -108,12 +108,12 @@ func (s *speakers) message(p *zmtp.Peer, topic []byte, now time.Time) verdict {
 		s.calm()
 		return replace
 	case f != nil && (f.topic != string(topic) || p.Conn < f.conn):
-		s.heard(speaker{p.Conn, string(topic)}, now)
+		s.recordOther(speaker{p.Conn, string(topic)}, now)
 		return skip
 	}
 	next := speaker{p.Conn, string(topic)}
 	if f != nil { // a newer connection with the same topic: the old connection may be dead, or the engine is another
-		s.heard(*f, now)
+		s.recordOther(*f, now)
 	}
 	delete(s.others, next)
 	same := f == nil && (!s.known || s.last.topic == next.topic && p.Conn > s.ended)
@@ -125,8 +125,8 @@ func (s *speakers) message(p *zmtp.Peer, topic []byte, now time.Time) verdict {
 	return replace
 }
 
-// heard records a speaker that is not followed.
-func (s *speakers) heard(o speaker, now time.Time) {
+// recordOther records a speaker that is not followed.
+func (s *speakers) recordOther(o speaker, now time.Time) {
 	if _, is := s.others[o]; is || len(s.others) < othersMost {
 		s.others[o] = now
 	}

@@ -49,7 +49,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/routing"
 )
 
-// Settings are a node's.
+// Settings configures a [Server].
 type Settings struct {
 	ID, Version string
 	Conn        *jetstream.Conn
@@ -292,7 +292,8 @@ func (s *Server) newRegistry(st *store) *registry.Registry {
 		Namespace: s.ns, Bucket: st.workers, Recreate: st.recreateWorkers, Began: s.Began,
 		ClaimsChanged: func() { s.node.ClaimsChanged() }, Log: s.log,
 		Screen: s.Screen, Master: s.L3.Master,
-		Mine: func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		Mine:      func(p events.Partition) bool { return s.views.Now().Writes(p) },
+		ShimsWait: func(p events.Partition) bool { return s.node.ShimsWait(p) },
 		Absent: func(ctx context.Context, ranks []events.RankKey) ([]events.RankKey, error) {
 			return control.Absent(ctx, s.ns, ranks)
 		},

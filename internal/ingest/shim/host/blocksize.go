@@ -48,8 +48,8 @@ func (p *sizeProof) run(ctx context.Context, s *Shim, ns *jetstream.Namespace) e
 	return IgnoreEnd(ctx, s.registerProven(ctx, ns))
 }
 
-// look reports the nominal size if an event was decoded with this size.
-func (p *sizeProof) look(list []events.Event, nominal uint32) {
+// examine reports the nominal size if an event was decoded with this size.
+func (p *sizeProof) examine(list []events.Event, nominal uint32) {
 	for i := range list {
 		if e := &list[i]; e.Kind == events.Stored && e.Tier == events.Device && len(e.Locals) > 0 {
 			p.report(nominal)

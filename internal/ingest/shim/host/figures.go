@@ -30,8 +30,8 @@ type rankFigures struct {
 	crowded uint64 // batches refused by the log
 }
 
-// of calls change with the figures of a rank.
-func (f *Figures) of(w *watcher, change func(*rankFigures)) {
+// update calls change with the figures of a rank.
+func (f *Figures) update(w *watcher, change func(*rankFigures)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ranks == nil {

@@ -20,11 +20,11 @@ func TestFigures(t *testing.T) {
 	}
 	is("no rank")
 	a, b := &watcher{}, &watcher{}
-	f.of(a, func(r *rankFigures) { r.counts.Taken, r.counts.Gaps, r.queued = 5, 1, 7 })
+	f.update(a, func(r *rankFigures) { r.counts.Taken, r.counts.Gaps, r.queued = 5, 1, 7 })
 	is("1 of 1 ranks are catching up")
-	f.of(a, func(r *rankFigures) { r.state = shim.State{Engine: api.EngineConnected} })
+	f.update(a, func(r *rankFigures) { r.state = shim.State{Engine: api.EngineConnected} })
 	is("")
-	f.of(b, func(r *rankFigures) {
+	f.update(b, func(r *rankFigures) {
 		r.counts.Taken, r.queued, r.refused, r.skipped[0] = 10, 8, true, 3
 		r.state = shim.State{Engine: api.EngineSilent}
 	})

@@ -120,7 +120,7 @@ func (s *Shim) filledIn(ctx context.Context, said enginehttp.Engine, asker *engi
 		list, err = all.bySettings()
 	default:
 		for _, rank := range said.Ranks {
-			list = append(list, all.at(ctx, rank))
+			list = append(list, all.forRank(ctx, rank))
 		}
 	}
 	for _, one := range list {
@@ -148,8 +148,8 @@ func (s *Shim) WithFacts(said *api.WorkerSpec) Shim {
 	return all
 }
 
-// at returns the shim of a rank of the engine's API.
-func (s *Shim) at(ctx context.Context, rank enginehttp.Rank) *Shim {
+// forRank returns the shim of a rank of the engine's API.
+func (s *Shim) forRank(ctx context.Context, rank enginehttp.Rank) *Shim {
 	one := *s
 	one.Rank, one.Engine, one.Replay = rank.Rank, rank.Endpoint, rank.Replay
 	one.Topic = cmp.Or(one.Topic, rank.Topic)

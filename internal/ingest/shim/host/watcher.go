@@ -91,7 +91,7 @@ func (w *watcher) OtherRank(rank events.Rank, skipped bool) {
 // Begin decodes the first part of a message, and counts the skipped events.
 func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err error) {
 	msg, more, err = w.Examiner.Begin(payload)
-	w.look()
+	w.countSkips()
 	w.proveSize(msg.Events)
 	w.learnGroups(msg.Events)
 	return msg, more, err
@@ -100,7 +100,7 @@ func (w *watcher) Begin(payload []byte) (msg events.Message, more bool, err erro
 // Continue decodes the next part, and counts the skipped events.
 func (w *watcher) Continue() (part []events.Event, more bool) {
 	part, more = w.Examiner.Continue()
-	w.look()
+	w.countSkips()
 	w.proveSize(part)
 	w.learnGroups(part)
 	return part, more
@@ -109,11 +109,12 @@ func (w *watcher) Continue() (part []events.Event, more bool) {
 // proveSize examines events while the block size is nominal.
 func (w *watcher) proveSize(list []events.Event) {
 	if w.cfg.proof != nil {
-		w.cfg.proof.look(list, w.cfg.BlockSize)
+		w.cfg.proof.examine(list, w.cfg.BlockSize)
 	}
 }
 
-func (w *watcher) look() {
+// countSkips reports newly skipped events in the log and the figures.
+func (w *watcher) countSkips() {
 	if now := w.Counts(); now != w.skipped {
 		w.skips.Do(func(uint64) {
 			for s := range now {
@@ -123,7 +124,7 @@ func (w *watcher) look() {
 			}
 			w.skipped = now
 		})
-		w.cfg.Figures.of(w, func(r *rankFigures) { r.skipped = now })
+		w.cfg.Figures.update(w, func(r *rankFigures) { r.skipped = now })
 	}
 }
 
@@ -154,7 +155,7 @@ func Advice(err error, worker events.WorkerID, model string) string {
 }
 
 func (w *watcher) Refused(err error, _ bool) {
-	w.cfg.Figures.of(w, func(r *rankFigures) { r.refused = true })
+	w.cfg.Figures.update(w, func(r *rankFigures) { r.refused = true })
 	w.logTrouble.WarnTo(w.log, "the log does not accept events; the events wait", "error", err, "what_to_do",
 		shim.LogAdvice(err))
 }
@@ -162,7 +163,7 @@ func (w *watcher) Refused(err error, _ bool) {
 // Crowded logs refused batches, and the end of this state.
 func (w *watcher) Crowded(err error, changed bool) {
 	if err != nil {
-		w.cfg.Figures.of(w, func(r *rankFigures) { r.crowded++ })
+		w.cfg.Figures.update(w, func(r *rankFigures) { r.crowded++ })
 	}
 	switch {
 	case changed && err != nil:
@@ -258,7 +259,7 @@ func (w *watcher) Several(what string) {
 
 // StateChanged logs and counts a change in the state of the shim or the engine.
 func (w *watcher) StateChanged(s shim.State) {
-	w.cfg.Figures.of(w, func(r *rankFigures) { r.state = s })
+	w.cfg.Figures.update(w, func(r *rankFigures) { r.state = s })
 	if w.last.Quiet != s.Quiet {
 		w.logQuiet(s)
 	}
@@ -298,7 +299,7 @@ const hungAdvice = "check whether the engine's process hangs or is stopped (py-s
 
 // Stepped logs losses and new incarnations when the counts grow.
 func (w *watcher) Stepped(c shim.Counts, queued int) {
-	w.cfg.Figures.of(w, func(r *rankFigures) {
+	w.cfg.Figures.update(w, func(r *rankFigures) {
 		r.refused = r.refused && c.Messages == r.counts.Messages
 		r.counts, r.queued = c, queued
 	})
