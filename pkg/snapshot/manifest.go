@@ -104,8 +104,8 @@ type SessionEnd struct {
 	Session Hex64 `json:"id"`  // an [events.SessionHash]
 	Last    Hex64 `json:"end"` // an [events.BlockHash]
 
-	// After has the local hashes of the session's last blocks, if the image lacks Last. The Blocks blocks before end with
-	// the block of the name Held. Without blocks before, After begins the prompt.
+	// If the image lacks Last, the session has the Blocks blocks up to the block of the name Held, and the blocks of the
+	// local hashes After.
 	After  Locals `json:"after,omitempty"`
 	Held   Hex64  `json:"held,omitzero"` // an [events.BlockHash]
 	Blocks uint32 `json:"blocks,omitempty"`

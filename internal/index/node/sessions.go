@@ -228,13 +228,13 @@ func (s *sessionChains) restore(x *radix.Index, id radix.RankID, r *snapshot.Ran
 // savedPath returns the local hashes of a session's blocks; false for an unknown block.
 func savedPath(x *radix.Index, id radix.RankID, e *snapshot.SessionEnd) ([]events.LocalHash, bool) {
 	switch {
-	case len(e.After) == 0:
-		return x.Path(id, events.BlockHash(e.Last), nil)
-	case e.Blocks == 0:
+	case e.Blocks > 0:
+		locals, placed := x.Path(id, events.BlockHash(e.Held), nil)
+		return append(locals, e.After...), placed && len(locals) == int(e.Blocks)
+	case len(e.After) > 0:
 		return e.After, true
 	}
-	locals, placed := x.Path(id, events.BlockHash(e.Held), nil)
-	return append(locals, e.After...), placed && len(locals) == int(e.Blocks)
+	return x.Path(id, events.BlockHash(e.Last), nil)
 }
 
 // mark records that sessions of a rank are forgotten. Mu is held.
