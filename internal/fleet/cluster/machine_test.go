@@ -204,8 +204,8 @@ func TestUnannouncedIsDroppedAtOnce(t *testing.T) {
 }
 
 // TestConcurrentRelease has a leaving node, and an owner with an outdated view of the node. With looks from before
-// the announcements, the nodes see each other ready. Neither may release by such a look, and with looks from the
-// leader one of them stays.
+// the announcements, the nodes see each other ready. Neither node may release by such a look. With looks from
+// the leader, one of the nodes stays.
 func TestConcurrentRelease(t *testing.T) {
 	name := Order([]string{"x", "y"}, nil, 0) // the first owns partition 0
 	all := Advertisement{Ready: SetOf(0)}

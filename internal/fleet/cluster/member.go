@@ -76,8 +76,8 @@ type Member struct {
 	reported reported
 }
 
-// rival is the record of another session in place of this node's record. Only a record that changes proves that its
-// process is alive.
+// rival is the record of another session in place of this node's record. Only a change of the record
+// proves a running process.
 type rival struct {
 	session  string
 	revision uint64
@@ -228,7 +228,7 @@ func (m *Member) write(ctx context.Context, s Advertisement, leave bool) error {
 		m.revision = entry.Revision
 		err = fmt.Errorf("node %s: the record in bucket %s is unreadable: %w", m.cfg.Node, m.cfg.Bucket.Name(), err)
 		m.cfg.Log.Warn("this node's record cannot be read; it is written again", "error", err, "what_to_do",
-			"see who but nodes may write to the bucket of nodes: indexer auth create prints what each user needs")
+			"let only nodes write to the bucket of nodes: indexer auth create prints the permissions of each user")
 	case there.Session == m.cfg.Session: // a late write of this member
 		m.revision = entry.Revision
 	case entry.Revision < m.revision:
