@@ -580,10 +580,10 @@ func (t *Table) replace(now time.Duration, r *record, next state) {
 	default:
 		row := r.row
 		t.pend(r, -1)
-		row.weight -= r.own(r.private)
+		row.weight -= r.unsharedWeight(r.private)
 		before := r.runs
 		r.state = next
-		row.weight += r.own(r.private)
+		row.weight += r.unsharedWeight(r.private)
 		t.pend(r, 1)
 		if !slices.Equal(before, r.runs) {
 			t.rerun(r, before)
@@ -629,7 +629,7 @@ func (t *Table) attach(r *record) {
 	for n := r.tail; n.Parent != nil; n = n.Parent {
 		row.enter(n, weightAt(r.runs, n.Start))
 	}
-	row.weight += r.own(r.private)
+	row.weight += r.unsharedWeight(r.private)
 	t.pend(r, 1)
 	t.loads[row.index].Requests++
 	t.round(row)
@@ -666,7 +666,7 @@ func (t *Table) detach(r *record) {
 		row.leave(n)
 		n = up
 	}
-	row.weight -= r.own(r.private)
+	row.weight -= r.unsharedWeight(r.private)
 	t.pend(r, -1)
 	t.loads[row.index].Requests--
 	t.round(row)
