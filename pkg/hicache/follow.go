@@ -32,7 +32,7 @@ func (q *Question) Sound(starts []int) {
 			parts = q.soundings(parts, start)
 		}
 	}
-	q.ask(parts)
+	q.lookup(parts)
 }
 
 // soundings appends the first page of a possible run and a few single pages ahead, at growing distances. The answers
@@ -113,7 +113,7 @@ func (q *Question) extend(trails []trail, late bool) (open int, asked bool) {
 	full := q.requests() >= mostRequests
 	flush := func() {
 		if len(parts) > 0 {
-			q.ask(parts)
+			q.lookup(parts)
 			parts, pages, asked = parts[:0], 0, true
 			full = q.requests() >= mostRequests
 		}

@@ -50,7 +50,7 @@ func (q *Question) Ask(from, to int) {
 	for _, p := range parts {
 		q.wanted[p.first>>6] |= p.mask << (p.first & 63)
 	}
-	q.ask(parts)
+	q.lookup(parts)
 }
 
 // part has some pages of a run. Bit i is for the i-th page.
@@ -73,8 +73,8 @@ func single(at int) part {
 	return part{first, 1 << (at - first)}
 }
 
-// ask looks up parts in the cache and requests the rest in a single request. It sorts parts.
-func (q *Question) ask(parts []part) {
+// lookup looks up parts in the cache and requests the rest in a single request. It sorts parts.
+func (q *Question) lookup(parts []part) {
 	slices.SortStableFunc(parts, func(a, b part) int { return a.first - b.first })
 	c, now := q.cache, q.cache.cfg.Now()
 	var mine *flight

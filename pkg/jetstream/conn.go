@@ -359,8 +359,8 @@ func RefusedSubject(text string) (kind, subject string, ok bool) {
 	return kind, subject, ok && found && ended
 }
 
-// try is [Conn.tryFor] with the usual time.
-func (c *Conn) try(ctx context.Context, subject string, do func(context.Context) error) error {
+// attemptOnce is [Conn.tryFor] with the usual time.
+func (c *Conn) attemptOnce(ctx context.Context, subject string, do func(context.Context) error) error {
 	return c.tryFor(ctx, c.attempt, subject, do)
 }
 
@@ -395,7 +395,7 @@ func (c *Conn) tryFor(ctx context.Context, d time.Duration, subject string, do f
 
 // request sends one message once and waits for one answer.
 func (c *Conn) request(ctx context.Context, m *nats.Msg) (reply *nats.Msg, err error) {
-	err = c.try(ctx, m.Subject, func(ctx context.Context) (err error) {
+	err = c.attemptOnce(ctx, m.Subject, func(ctx context.Context) (err error) {
 		reply, err = c.nc.RequestMsgWithContext(ctx, m)
 		return err
 	})

@@ -143,8 +143,8 @@ func (s *consumer) end(err error) {
 	loop.Wake(s.wake)
 }
 
-// hears reports whether a message or status has arrived during the last heartbeats.
-func (s *consumer) hears() bool {
+// checkSilence ends a heartbeat. It reports whether a message or status has arrived during the last heartbeats.
+func (s *consumer) checkSilence() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.silent++; s.sound {
@@ -184,7 +184,7 @@ func (s *consumer) follow(ctx context.Context, period time.Duration, drain func(
 			s.end(errDisconnected)
 		case <-s.wake:
 		case <-beat.C:
-			if !s.hears() {
+			if !s.checkSilence() {
 				s.end(errSilent)
 			}
 		case <-tick.C:

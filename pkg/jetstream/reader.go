@@ -201,7 +201,7 @@ func (r *Reader) sendMessages(ctx context.Context, run []Message, pending uint64
 	}
 }
 
-func (r *Reader) look(ctx context.Context) (StreamInfo, error) {
+func (r *Reader) streamInfo(ctx context.Context) (StreamInfo, error) {
 	a, err := r.ns.c.infoOnce(ctx, r.stream)
 	return a.info(r.cfg.Partition), err
 }

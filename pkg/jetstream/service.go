@@ -513,7 +513,7 @@ func (c *Conn) flush(ctx context.Context) error {
 	if !c.nc.IsConnected() {
 		return errDisconnected
 	}
-	return c.try(ctx, "", c.nc.FlushWithContext)
+	return c.attemptOnce(ctx, "", c.nc.FlushWithContext)
 }
 
 // Subscribe calls handle with every message on a subject (wildcards allowed) until the returned function is called.

@@ -41,7 +41,7 @@ func (r *Reader) session(ctx context.Context) (Notice, error) {
 	s := &session{consumer: newConsumer(r.ns.c, r.stream), first: r.pos.Seq + 1, passed: true, traced: r.cfg.Traced}
 	s.deliver, s.status = s.append, s.pulled
 	begun := time.Now()
-	info, err := r.look(ctx)
+	info, err := r.streamInfo(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (r *Reader) deliver(ctx context.Context, s *session) error {
 func (r *Reader) ended(ctx context.Context, s *session, err error) (Notice, error) {
 	switch {
 	case errors.Is(err, errOtherMsg):
-		info, err := r.look(ctx)
+		info, err := r.streamInfo(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -164,7 +164,7 @@ func (r *Reader) missing(ctx context.Context, wanted events.StreamSeq) (Notice, 
 		return nil, err
 	}
 	// If there is none, the end of the stream is missing, or the stream was recreated.
-	info, lookErr := r.look(ctx)
+	info, lookErr := r.streamInfo(ctx)
 	switch {
 	case lookErr != nil:
 		return nil, lookErr

@@ -88,7 +88,7 @@ func (x *Index) StartExport(ranks []RankID) *Export {
 
 // before copies a node that is about to change.
 func (e *Export) before(id uint32) {
-	if e.todo.take(id) {
+	if e.todo.remove(id) {
 		e.copied = append(e.copied, e.run(id))
 	}
 }
@@ -336,7 +336,7 @@ func (e *Export) one(sink Sink) (size int, more bool, err error) {
 	}
 	if e.todo.n > 0 {
 		id := e.todo.lowest()
-		e.todo.take(id)
+		e.todo.remove(id)
 		run := e.run(id)
 		return len(run.Locals), true, sink.Run(&run)
 	}

@@ -65,7 +65,7 @@ func (x *Index) Match(space uint32, locals []events.LocalHash, allowed *RankSet,
 		prefetchWords(&q[0], min(len(q), promptAhead))
 	}
 	var t turn
-	for !x.try(space, q, allowed, out) {
+	for !x.walkOnce(space, q, allowed, out) {
 		t.failed(&x.passing)
 	}
 	t.done(&x.passing)
@@ -82,9 +82,9 @@ const (
 	further               // the prefix may continue in other tiers
 )
 
-// try is a walk. It returns false if the writer interfered; the answer is then invalid. Any value may be half written,
-// so the code checks each value before it uses it as an index.
-func (x *Index) try(space uint32, q []uint64, allowed *RankSet, out *Answer) bool {
+// walkOnce is a walk. It returns false if the writer interfered; the answer is then invalid. Any value may be half
+// written, so the code checks each value before it uses it as an index.
+func (x *Index) walkOnce(space uint32, q []uint64, allowed *RankSet, out *Answer) bool {
 	w := &out.walk
 	w.v, w.hidden = x.view.Load(), x.hidden.Load()
 	w.tries++

@@ -153,13 +153,13 @@ func (x *Index) freeNode(wish uint32) uint32 {
 			x.freeNodes.add(x.nodeEnd)
 			x.nodeEnd++
 		}
-		if x.freeNodes.take(wish) {
+		if x.freeNodes.remove(wish) {
 			return wish
 		}
 	}
 	if x.freeNodes.n > 0 && wish == 0 { // after a failed wish, the node gets a new id
 		id := x.freeNodes.lowest()
-		x.freeNodes.take(id)
+		x.freeNodes.remove(id)
 		return id
 	}
 	if int(x.nodeEnd) == len(x.v.nodes) {

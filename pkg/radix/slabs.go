@@ -36,7 +36,7 @@ func (s *idSet) has(i uint32) bool {
 	return int(i>>6) < len(s.words) && s.words[i>>6]>>(i&63)&1 != 0
 }
 
-func (s *idSet) take(i uint32) bool {
+func (s *idSet) remove(i uint32) bool {
 	if !s.has(i) {
 		return false
 	}
@@ -70,7 +70,7 @@ func (x *Index) allocate(want uint32) (first, n uint32) {
 	}
 	n = min(n, want)
 	for g := first; g < first+n; g++ {
-		free.take(g)
+		free.remove(g)
 	}
 	return first, n
 }
@@ -147,7 +147,7 @@ func (x *Index) claim(id uint32, n uint32) bool {
 		x.growBlocks()
 	}
 	for g := first; g < last; g++ {
-		x.freeSlab.take(g)
+		x.freeSlab.remove(g)
 		x.slabs.s[g].node = id
 	}
 	return true

@@ -12,7 +12,7 @@ func TestAllocateFarAway(t *testing.T) {
 		x.freeSlab.add(g)
 	}
 	x.freeSlab.add(x.slabEnd - 1)
-	x.freeSlab.take(x.slabEnd - 1)
+	x.freeSlab.remove(x.slabEnd - 1)
 	x.slabHand = 30
 	if first, n := x.allocate(40); first != 64 || n != 40 {
 		t.Errorf("%d slabs from %d on, want 40 from 64 on", n, first)

@@ -5,7 +5,7 @@ package routing
 // Request.Shared have no effect. Request.BlockSize is above 0.
 func FirstToken(r *Request, c *Candidate) float64 {
 	v := View{Request: r}
-	v.look(c)
+	v.setOutlook(c)
 	return v.queueTime(c) + roomTime(c) + v.outlook.prefill + v.loadTime()
 }
 
@@ -55,7 +55,7 @@ func ComputeCosts(dst []float64, r *Request, candidates []Candidate) []float64 {
 	v.crowd = v.calculateCrowd()
 	for i := range candidates {
 		c := &candidates[i]
-		v.look(c)
+		v.setOutlook(c)
 		dst = append(dst, v.outlook.prefill+v.decodeSlowdown(c)+v.laterDelay()+v.evictCost(c))
 	}
 	return dst

@@ -94,7 +94,7 @@ func (expectedSum) Score(v *View, cost []float64) {
 
 // expectedOf returns the terms of a candidate. v.crowd is set.
 func (v *View) expectedOf(c *Candidate) (terms [len(expectedTerms)]float64) {
-	v.look(c)
+	v.setOutlook(c)
 	terms = [...]float64{v.queueTime(c), roomTime(c), v.outlook.prefill, v.loadTime(), v.contextTime(c),
 		v.decodeSlowdown(c), v.laterDelay(), v.evictCost(c)}
 	if len(v.Request.PreferredTaints) > 0 && v.Request.Pin == nil {
@@ -114,8 +114,8 @@ type outlook struct {
 	prefill       float64 // milliseconds to compute the missing tokens
 }
 
-// look sets the outlook of a candidate.
-func (v *View) look(c *Candidate) {
+// setOutlook sets the outlook of a candidate.
+func (v *View) setOutlook(c *Candidate) {
 	v.setRate(c)
 	v.reach(c)
 }

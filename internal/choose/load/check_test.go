@@ -52,7 +52,7 @@ func (t *Table) Check() error {
 			load.Prefilling++
 		}
 		load.Requests++
-		weights[r.row] += r.own(r.private)
+		weights[r.row] += r.unsharedWeight(r.private)
 		end := len(r.hashes)
 		for n := r.tail; n != &t.prompts.Root; n = n.Parent {
 			if n == nil || n.End() != end || !slices.Equal(n.Edge, r.hashes[n.Start:end]) {

@@ -102,9 +102,9 @@ func (u *EngineUse) Report() *routing.EngineReport {
 // NewEngines returns a table without reports.
 func NewEngines() *Engines { return &Engines{rows: map[events.RankKey]*engineRow{}} }
 
-// Take adds reports, each with its own age. booked returns the load of a rank by bookings. If booked is nil, Take does
+// Add adds reports, each with its own age. booked returns the load of a rank by bookings. If booked is nil, Add does
 // not estimate the load without a booking from the reports.
-func (e *Engines) Take(now time.Duration, loads []events.EngineLoad, booked func(events.RankKey) Load) {
+func (e *Engines) Add(now time.Duration, loads []events.EngineLoad, booked func(events.RankKey) Load) {
 	own := make([]Load, len(loads)) // booked must not be called under the lock
 	for i := range loads {
 		if l := &loads[i]; booked != nil && l.Running != nil {

@@ -75,7 +75,7 @@ func TestEngines(t *testing.T) {
 			if rng.IntN(2) == 0 {
 				l.AgeMS = rng.Uint64N(uint64(EngineLife / time.Millisecond * 5 / 4))
 			}
-			e.Take(now, []events.EngineLoad{l}, nil)
+			e.Add(now, []events.EngineLoad{l}, nil)
 			if l.AgeMS < uint64(EngineLife/time.Millisecond) {
 				twin = append(twin, struct {
 					load events.EngineLoad
@@ -84,7 +84,7 @@ func TestEngines(t *testing.T) {
 			}
 			other := NewEngines()
 			list := e.List(now)
-			other.Take(now, list, nil)
+			other.Add(now, list, nil)
 			if again := other.List(now); !reflect.DeepEqual(again, list) {
 				t.Fatalf("%+v, want %+v", again, list)
 			}
@@ -110,13 +110,13 @@ func TestEnginesAreBounded(t *testing.T) {
 	for i := range loads {
 		loads[i] = events.EngineLoad{Worker: events.WorkerID(fmt.Sprint(i)), UsedBlocks: &used}
 	}
-	e.Take(0, loads, nil)
+	e.Add(0, loads, nil)
 	late := []events.EngineLoad{{Worker: "late", UsedBlocks: &used, AgeMS: uint64(EngineLife / time.Millisecond)}}
-	e.Take(0, late, nil)
+	e.Add(0, late, nil)
 	if want := (EngineCounts{Taken: maxEngines, Late: 1, Refused: 2}); e.Counts() != want {
 		t.Fatalf("%+v, want %+v", e.Counts(), want)
 	}
-	e.Take(EngineLife, loads[maxEngines:], nil)
+	e.Add(EngineLife, loads[maxEngines:], nil)
 	if want := (EngineCounts{Taken: maxEngines + 2, Late: 1, Refused: 2}); e.Counts() != want ||
 		len(e.List(EngineLife)) != 2 {
 		t.Fatalf("%+v, want %+v", e.Counts(), want)

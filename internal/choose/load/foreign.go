@@ -177,8 +177,8 @@ func (f *foreign) dropEmpty() bool {
 	return false
 }
 
-// own removes a request booked by this service.
-func (f *foreign) own(now time.Duration, model Model, id string) {
+// removeBooked removes a request booked by this service.
+func (f *foreign) removeBooked(now time.Duration, model Model, id string) {
 	f.mu.RLock()
 	t := f.tables[model]
 	none := t == nil || t.Len() == 0

@@ -73,7 +73,7 @@ func TestForeignRequests(t *testing.T) {
 	// Requests booked by this service do not count as foreign. The booking may come before or after.
 	step("", true, add("o", a, 9, 1))
 	step("a/0: 9 tokens, 1 blocks, 1 requests", false, add("p", a, 9, 1))
-	f.own(now, m, "p")
+	f.removeBooked(now, m, "p")
 	step("", false)
 
 	// Limits, and requests that are never freed.

@@ -31,7 +31,7 @@ func TestOthers(t *testing.T) {
 	}
 	report := func(running, waiting, used, tokens uint64) {
 		now += time.Second
-		e.Take(now, []events.EngineLoad{{Worker: "w", Rank: 1, Running: &running, Waiting: &waiting, UsedBlocks: &used,
+		e.Add(now, []events.EngineLoad{{Worker: "w", Rank: 1, Running: &running, Waiting: &waiting, UsedBlocks: &used,
 			TotalBlocks: n(1000), WaitingTokens: &tokens, Source: "vllm"}}, s.Booked)
 	}
 	book("a", 10, 100)

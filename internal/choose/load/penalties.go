@@ -48,14 +48,14 @@ func NewPenalties() *Penalties {
 	return &Penalties{workers: map[events.WorkerID]*failing{}, counts: map[api.Result]uint64{}}
 }
 
-// Take adds results, each with its own age.
-func (p *Penalties) Take(now time.Duration, results []api.WorkerResult) {
+// Add adds results, each with its own age.
+func (p *Penalties) Add(now time.Duration, results []api.WorkerResult) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range results {
 		r := &results[i]
 		age := time.Duration(min(r.AgeMS, uint64(penaltyMemory/time.Millisecond))) * time.Millisecond
-		p.take(now-age, r)
+		p.add(now-age, r)
 	}
 	for worker, f := range p.workers {
 		if now >= f.until+penaltyMemory {
@@ -65,7 +65,7 @@ func (p *Penalties) Take(now time.Duration, results []api.WorkerResult) {
 	p.known.Store(int64(len(p.workers)))
 }
 
-func (p *Penalties) take(at time.Duration, r *api.WorkerResult) {
+func (p *Penalties) add(at time.Duration, r *api.WorkerResult) {
 	f := p.workers[r.Worker]
 	if r.Result == api.ResultOK {
 		if f != nil && at >= f.last {

@@ -48,7 +48,7 @@ func TestPenaltiesEnd(t *testing.T) {
 		{102_100, api.ResultBroken, 0, "1 broken 1"},
 	} {
 		if step.result != "" {
-			p.Take(ms(step.at), []api.WorkerResult{{Worker: "w", Result: step.result, AgeMS: step.age}})
+			p.Add(ms(step.at), []api.WorkerResult{{Worker: "w", Result: step.result, AgeMS: step.age}})
 		}
 		if got := penalty(ms(step.at)); got != step.want {
 			t.Errorf("step %d: %q, want %q", i, got, step.want)

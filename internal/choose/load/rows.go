@@ -53,7 +53,7 @@ func (t *Table) attach(r *record) {
 	for n := r.tail; n.Parent != nil; n = n.Parent {
 		row.enter(n, weightAt(r.runs, n.Start))
 	}
-	row.weight += r.own(r.private)
+	row.weight += r.unsharedWeight(r.private)
 	t.pend(r, 1)
 	t.loads[row.index].Requests++
 	t.round(row)
@@ -90,7 +90,7 @@ func (t *Table) detach(r *record) {
 		row.leave(n)
 		n = up
 	}
-	row.weight -= r.own(r.private)
+	row.weight -= r.unsharedWeight(r.private)
 	t.pend(r, -1)
 	t.loads[row.index].Requests--
 	t.round(row)

@@ -53,7 +53,7 @@ func New(cfg Config) *Service {
 	s := &Service{started: time.Now(), foreign: newForeign(cfg.Limits, cmp.Or(max(cfg.Models, 0), usualModels))}
 	watch := func(model Model, r *Request) {
 		if r.New {
-			s.foreign.own(time.Since(s.started), model, r.ID)
+			s.foreign.removeBooked(time.Since(s.started), model, r.ID)
 		}
 		if cfg.Watch != nil {
 			cfg.Watch(model, r)

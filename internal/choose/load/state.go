@@ -61,8 +61,8 @@ func (s *state) outputs() (n uint64) {
 	return n
 }
 
-// own returns the weight of blocks that are never shared: outputs, and private blocks of the prompt.
-func (s *state) own(private uint32) uint64 {
+// unsharedWeight returns the weight of blocks that are never shared: outputs, and private blocks of the prompt.
+func (s *state) unsharedWeight(private uint32) uint64 {
 	n := s.outputs()
 	if s.mark.after == 0 {
 		return (uint64(private) + n) * one

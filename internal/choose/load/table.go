@@ -568,10 +568,10 @@ func (t *Table) replace(now time.Duration, r *record, next state) {
 	default:
 		row := r.row
 		t.pend(r, -1)
-		row.weight -= r.own(r.private)
+		row.weight -= r.unsharedWeight(r.private)
 		before := r.runs
 		r.state = next
-		row.weight += r.own(r.private)
+		row.weight += r.unsharedWeight(r.private)
 		t.pend(r, 1)
 		if !slices.Equal(before, r.runs) {
 			t.rerun(r, before)

@@ -63,7 +63,7 @@ func (s *Service) choose(ctx context.Context, a *Ask) (*Choice, booking, error) 
 		c.Body = s.forward(a.Body, chosen)
 	}
 	b.alive = s.renew(ctx, b.ref)
-	if form.own() {
+	if form.direct() {
 		if err := s.prefill(ctx, a, r.API, form, chosen, c, &b); err != nil {
 			return nil, booking{}, err
 		}
@@ -247,9 +247,9 @@ func (s *Service) choice(of *api.Selection, subset []string, form prefillForm) *
 			return nil
 		}
 		r, n := serverRank(pool.Worker(p.Worker), p.Rank, c.Prefiller)
-		if form.own() && n > 1 {
+		if form.direct() && n > 1 {
 			c.prefillRank = strconv.FormatUint(uint64(r), 10)
-		} else if !form.own() && r != rank {
+		} else if !form.direct() && r != rank {
 			c.Rank = "" // sidecars send the header to both servers
 		}
 		source = p.KVSource // the prefill worker fetches the blocks

@@ -25,8 +25,8 @@ const (
 // pair reports whether a request needs two workers.
 func (f prefillForm) pair() bool { return f == formSidecar || f == formOwn }
 
-// own reports whether the gateway sends requests to the prefill workers of the model.
-func (f prefillForm) own() bool { return f == formOwn || f == formRefused }
+// direct reports whether the gateway sends requests to the prefill workers of the model.
+func (f prefillForm) direct() bool { return f == formOwn || f == formRefused }
 
 // form returns the form for a request to a model.
 func (s *Service) form(model string, r *fields.Request, body []byte) prefillForm {

@@ -136,7 +136,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			first = &entry
 		case entry.Revision != first.Revision:
 			return nil, fmt.Errorf("node %s: %w, and it is alive: choose another --node-id", cfg.Node, ErrNameInUse)
-		case silent.heard(time.Now(), cfg.Heartbeat) > cfg.DeadAfter:
+		case silent.extend(time.Now(), cfg.Heartbeat) > cfg.DeadAfter:
 			m.revision = entry.Revision
 			return m, m.begin(ctx)
 		}
@@ -183,8 +183,8 @@ type silence struct {
 	lasted time.Duration
 }
 
-// heard adds a look and returns the length of the silence.
-func (s *silence) heard(now time.Time, heartbeat time.Duration) time.Duration {
+// extend adds a look and returns the length of the silence.
+func (s *silence) extend(now time.Time, heartbeat time.Duration) time.Duration {
 	s.lasted += min(now.Sub(s.at), 2*heartbeat)
 	s.at = now
 	return s.lasted
@@ -249,15 +249,15 @@ func (m *Member) contest(e *jetstream.Entry, session string, err error) error {
 		m.rival = &rival{session: session, revision: e.Revision, silence: silence{at: time.Now()}}
 	case r.revision != e.Revision:
 		return fmt.Errorf("node %s: %w", m.cfg.Node, ErrNameInUse)
-	case r.silence.heard(time.Now(), m.cfg.Heartbeat) > m.cfg.DeadAfter:
+	case r.silence.extend(time.Now(), m.cfg.Heartbeat) > m.cfg.DeadAfter:
 		m.revision, m.rival = e.Revision, nil
 	}
 	return fmt.Errorf("node %s: the record in bucket %s belongs to another session; this node ends if the record changes: %w",
 		m.cfg.Node, m.cfg.Bucket.Name(), err)
 }
 
-// look reads all records.
-func (m *Member) look(ctx context.Context, acked uint64) (*Look, error) {
+// readRecords reads all records.
+func (m *Member) readRecords(ctx context.Context, acked uint64) (*Look, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DeadAfter)
 	defer cancel()
 	entries, err := m.cfg.Bucket.All(ctx)
@@ -367,7 +367,7 @@ func (m *Member) Run(ctx context.Context) error {
 		}
 		if err == nil || m.cfg.Host {
 			var unread error
-			look, unread = m.look(working, acked)
+			look, unread = m.readRecords(working, acked)
 			err = errors.Join(err, unread)
 		}
 		m.reportTrouble(err)

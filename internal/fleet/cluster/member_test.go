@@ -215,7 +215,7 @@ func TestSilence(t *testing.T) {
 		{time.Hour, 4500 * time.Millisecond},
 		{time.Hour + time.Second, 5500 * time.Millisecond},
 	} {
-		if got := s.heard(begun.Add(look.at), time.Second); got != look.want {
+		if got := s.extend(begun.Add(look.at), time.Second); got != look.want {
 			t.Errorf("after %v: %v of silence, want %v", look.at, got, look.want)
 		}
 	}

@@ -27,8 +27,8 @@ type hashed map[[2]uint32][]events.SeqHash
 // maxHashings is the largest number of sizes and lookaheads for which a prompt is hashed. Regions choose both.
 const maxHashings = 8
 
-// of returns the hashes for blocks of a size and a lookahead; false if the prompt was hashed too often.
-func (h hashed) of(q *Question, size, lookahead uint32) (list []events.SeqHash, ok bool, err error) {
+// sequence returns the hashes for blocks of a size and a lookahead; false if the prompt was hashed too often.
+func (h hashed) sequence(q *Question, size, lookahead uint32) (list []events.SeqHash, ok bool, err error) {
 	key := [2]uint32{size, lookahead}
 	if list, ok := h[key]; ok || len(h) == maxHashings {
 		return list, ok, nil
@@ -115,7 +115,7 @@ func (w *walk) add(p *api.RegionPrefix, s *Set) error {
 	w.found, w.bounded = true, w.bounded || s.Bounded
 	p.DigestBlocks, p.HeldBlocks = p.DigestBlocks+s.Filter.n, p.HeldBlocks+s.Held
 	for _, lookahead := range s.Lookaheads {
-		list, ok, err := w.hashes.of(w.q, s.BlockSize, lookahead)
+		list, ok, err := w.hashes.sequence(w.q, s.BlockSize, lookahead)
 		if err != nil {
 			return err
 		}

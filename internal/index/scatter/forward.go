@@ -201,7 +201,7 @@ func (f *Forward) Send(reply string, ended func(summary *api.Answer, late time.D
 		return
 	}
 	e := s.replied(rpc.Reply{Err: err}, 0)
-	if s.forwards.take(f.id) == nil || f.phase == overtaken { // its time came first
+	if s.forwards.remove(f.id) == nil || f.phase == overtaken { // its time came first
 		return
 	}
 	f.span.Fail(string(e.Code), true)
@@ -224,7 +224,7 @@ func (s *Scatter) Finished(reports []byte) {
 		if !ok {
 			return
 		}
-		if f := s.forwards.take(report.id); f != nil {
+		if f := s.forwards.remove(report.id); f != nil {
 			s.finished(f, &report)
 		}
 	}
@@ -303,8 +303,8 @@ func (t *forwards) add(now time.Duration, f *Forward) {
 	t.set(now, f.due())
 }
 
-// take removes and returns a forward; nil if missing.
-func (t *forwards) take(id uint64) *Forward {
+// remove removes and returns a forward; nil if missing.
+func (t *forwards) remove(id uint64) *Forward {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f := t.list[id]

@@ -425,7 +425,7 @@ func TestForwardedCodec(t *testing.T) {
 	for n := range reports {
 		ended := 0
 		s.forwards.list[in.ID] = &Forward{s: s, ended: func(*api.Answer, time.Duration) { ended++ }}
-		if s.Finished(reports[:n]); ended > 0 || s.forwards.take(in.ID) == nil {
+		if s.Finished(reports[:n]); ended > 0 || s.forwards.remove(in.ID) == nil {
 			t.Errorf("%d of %d bytes of a report were read", n, len(reports))
 		}
 	}

@@ -46,8 +46,8 @@ type peer struct {
 // NewPeers returns Peers without nodes. Hedged requests use the budget.
 func NewPeers(hedges *rpc.Budget) *Peers { return &Peers{hedges: hedges, nodes: map[string]*peer{}} }
 
-// of returns the state of a node. p.mu is held.
-func (p *Peers) of(node string) *peer {
+// state returns the state of a node. p.mu is held.
+func (p *Peers) state(node string) *peer {
 	n := p.nodes[node]
 	if n == nil {
 		if len(p.nodes) >= maxPeers { // names of former nodes
@@ -63,7 +63,7 @@ func (p *Peers) of(node string) *peer {
 func (p *Peers) Answered(node string, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.of(node)
+	n := p.state(node)
 	n.penalty = 0
 	n.times[n.count%recent] = took
 	n.count++
@@ -77,14 +77,14 @@ func (p *Peers) Answered(node string, took time.Duration) {
 // Penalise records that a node failed or was overtaken.
 func (p *Peers) Penalise(node string, now time.Duration) {
 	p.mu.Lock()
-	p.of(node).penalty = now + penaltyTime
+	p.state(node).penalty = now + penaltyTime
 	p.mu.Unlock()
 }
 
 // Declined records that a node could not finish a forwarded query. The node gets no further query for a while.
 func (p *Peers) Declined(node string, now time.Duration) {
 	p.mu.Lock()
-	p.of(node).decline = now + penaltyTime
+	p.state(node).decline = now + penaltyTime
 	p.mu.Unlock()
 }
 

@@ -63,7 +63,7 @@ func (p *pool) get(ctx context.Context, path string, limit int64, read func(body
 				return err
 			}
 		}
-		body, status, begun, keep, err := p.ask(ctx, c, path, limit)
+		body, status, begun, keep, err := p.request(ctx, c, path, limit)
 		said := err == nil
 		if said {
 			err = read(body, status)
@@ -96,9 +96,9 @@ func (p *pool) open(ctx context.Context) (*kept, error) {
 // keptBody is the maximum size of a buffer that a connection keeps for the next reply.
 const keptBody = 1 << 20
 
-// ask sends a request on a connection. begun reports whether any byte of the reply arrived, keep whether the connection
-// is reusable. The body belongs to the connection.
-func (p *pool) ask(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int, begun, keep bool,
+// request sends a request on a connection. begun reports whether any byte of the reply arrived, keep whether the
+// connection is reusable. The body belongs to the connection.
+func (p *pool) request(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int, begun, keep bool,
 	err error) {
 	c.bound.N = maxHead + limit + 1
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })

@@ -181,7 +181,7 @@ type known struct {
 }
 
 func (k known) past(n Name) (peerapi.BlockPast, bool) {
-	a, here := k.history.Of(n)
+	a, here := k.history.Block(n)
 	b, there := k.others[n]
 	return join(a, b), here || there
 }

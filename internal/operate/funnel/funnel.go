@@ -317,7 +317,7 @@ func (t *Tracker) BlockHistory(q *peerapi.BlockHistoryRequest) *peerapi.BlockHis
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i, n := range q.Blocks {
-		if p, ok := t.history.Of(Name(n)); ok {
+		if p, ok := t.history.Block(Name(n)); ok {
 			p.At = uint32(i)
 			out.Blocks = append(out.Blocks, p)
 		}
@@ -557,7 +557,7 @@ func (t *Tracker) strayed(ctx context.Context, w events.WorkerID, since int64) b
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, n := range names {
-		p, _ := t.history.Of(n)
+		p, _ := t.history.Block(n)
 		if join(p, others.blocks[n]).Asked != 0 {
 			return false
 		}
@@ -622,7 +622,7 @@ func (t *Tracker) reported(ctx context.Context, r *reportItem) bool {
 		lose(api.CausePrefillFailed, left)
 	}
 	for _, n := range p.names[first:] { // a worker without a block cannot use the blocks behind it
-		h, _ := t.history.Of(n)
+		h, _ := t.history.Block(n)
 		if h = join(h, others.blocks[n]); h.Lost >= p.at.UnixMicro() && h.Worker == p.worker {
 			lose(api.CauseEvictedLate, left)
 			break

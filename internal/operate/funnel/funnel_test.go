@@ -82,7 +82,7 @@ func TestHistoryAgainstNaive(t *testing.T) {
 		}
 		for s, locals := range prompts {
 			seq := events.SeqHashes(nil, locals)
-			got, _ := h.Of(Name(uint64(seq[len(seq)-1]) ^ space("m", 16)))
+			got, _ := h.Block(Name(uint64(seq[len(seq)-1]) ^ space("m", 16)))
 			want := peerapi.BlockPast{Asked: twin.asked[s], Stored: twin.stored[s], Last: twin.last[s], Lost: twin.lost[s]}
 			if want.Lost != 0 {
 				want.Why, want.Worker, want.Tier = api.CauseEvicted, twin.by[s], events.Device
@@ -106,10 +106,10 @@ func TestHistoryIsBounded(t *testing.T) {
 	if h.blocks.lost < 1000-64 || h.from <= 5 {
 		t.Errorf("%d blocks were deleted; the history is complete since %d", h.blocks.lost, h.from)
 	}
-	if p, ok := h.Of(1000); !ok || p.Asked != 1009 {
+	if p, ok := h.Block(1000); !ok || p.Asked != 1009 {
 		t.Errorf("the last one is %+v", p)
 	}
-	if _, ok := h.Of(1); ok {
+	if _, ok := h.Block(1); ok {
 		t.Error("the first block is still in the history")
 	}
 }
@@ -127,12 +127,12 @@ func TestRanksAreBounded(t *testing.T) {
 	for i := range maxRanks + 10 {
 		h.Apply(name(i+1), message(9), int64(i+2))
 	}
-	if len(h.ranks) > maxRanks || len(h.of) > maxRanks || h.known(h.of[name(0)]) != nil {
+	if len(h.ranks) > maxRanks || len(h.of) > maxRanks || h.rankOf(h.of[name(0)]) != nil {
 		t.Errorf("the history has %d and %d ranks", len(h.ranks), len(h.of))
 	}
 	h.Apply(name(0), message(9), maxRanks+20)
-	p, _ := h.Of(Name(uint64(events.SeqHashes(nil, []events.LocalHash{9})[0]) ^ space("m", 16)))
-	if r := h.known(h.of[name(0)]); r == nil || len(r.roots) != 1 || p.Last != maxRanks+20 {
+	p, _ := h.Block(Name(uint64(events.SeqHashes(nil, []events.LocalHash{9})[0]) ^ space("m", 16)))
+	if r := h.rankOf(h.of[name(0)]); r == nil || len(r.roots) != 1 || p.Last != maxRanks+20 {
 		t.Errorf("%+v, %+v", r, p)
 	}
 }

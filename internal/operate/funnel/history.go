@@ -107,7 +107,7 @@ func (h *History) block(n Name, now int64) *past {
 
 // rank returns the history of a rank, and creates it if necessary.
 func (h *History) rank(key events.RankKey) *rank {
-	if r := h.known(h.of[key]); r != nil {
+	if r := h.rankOf(h.of[key]); r != nil {
 		return r
 	}
 	h.last++
@@ -122,8 +122,8 @@ func (h *History) rank(key events.RankKey) *rank {
 	return r
 }
 
-// known returns the history of the rank with an id; nil for a replaced rank.
-func (h *History) known(id rankID) *rank {
+// rankOf returns the history of the rank with an id; nil for a replaced rank.
+func (h *History) rankOf(id rankID) *rank {
 	if at := int(id % maxRanks); id != 0 && at < len(h.ranks) && h.ranks[at].id == id {
 		return &h.ranks[at]
 	}
@@ -242,18 +242,18 @@ func (h *History) Asked(names []Name, held int, to events.WorkerID, now int64) {
 	}
 }
 
-// Of returns the history of a block. ok is false for an unknown block.
-func (h *History) Of(n Name) (out peerapi.BlockPast, ok bool) {
+// Block returns the history of a block. ok is false for an unknown block.
+func (h *History) Block(n Name) (out peerapi.BlockPast, ok bool) {
 	p, ok := h.blocks.get(uint64(n))
 	out = peerapi.BlockPast{Asked: p.asked, Stored: p.stored, Last: p.last, Held: p.held}
 	if p.lost != 0 {
 		out.Lost, out.Why, out.Tier = p.lost, api.CauseEvicted, p.tier
-		if r := h.known(p.lostBy); r != nil {
+		if r := h.rankOf(p.lostBy); r != nil {
 			out.Worker = r.key.Instance
 		}
 	}
 	for _, by := range p.by {
-		if r := h.known(by); r != nil && r.lost >= p.last && r.lost > out.Lost {
+		if r := h.rankOf(by); r != nil && r.lost >= p.last && r.lost > out.Lost {
 			out.Lost, out.Why, out.Worker, out.Tier = r.lost, r.why, r.key.Instance, events.AllTiers
 		}
 	}

@@ -53,8 +53,8 @@ func (k *Keys) derive(purpose string) (cipher.Block, error) {
 	return aes.NewCipher(key)
 }
 
-// of returns the key for prompts of a model.
-func (k *Keys) of(p promptKey) cipher.Block {
+// promptKey returns the key for prompts of a model.
+func (k *Keys) promptKey(p promptKey) cipher.Block {
 	if c, ok := k.prompts.Load(p); ok {
 		return c.(cipher.Block)
 	}
@@ -106,7 +106,7 @@ func SpanOf(want, blockSize uint32) uint32 { return max(1, want/blockSize) * blo
 // prompt appends the names of a prompt to dst: one for each span of blocks, and one for the whole blocks of the rest.
 // Tokens after the last whole block have no name, because no hash covers them.
 func (k *Keys) prompt(dst []Name, b *block, r *Request, seq []events.SeqHash) []Name {
-	c := k.of(promptKey{r.Model, r.BlockSize, r.EngineHashes})
+	c := k.promptKey(promptKey{r.Model, r.BlockSize, r.EngineHashes})
 	per := int(r.Span / r.BlockSize)
 	for from := 0; from < len(seq); from += per {
 		binary.LittleEndian.PutUint64(b[:8], uint64(seq[min(from+per, len(seq))-1]))

@@ -96,8 +96,8 @@ func CheckQuota(q *Quota) error {
 	return nil
 }
 
-// of returns the quota of a tenant; nil: none.
-func (q *Quotas) of(tenant string) *Quota {
+// quotaOf returns the quota of a tenant; nil: none.
+func (q *Quotas) quotaOf(tenant string) *Quota {
 	if tenant == "" {
 		return q.quotas[Unnamed]
 	}
@@ -110,7 +110,7 @@ func (q *Quotas) of(tenant string) *Quota {
 // Admit decides about a request, and charges a number of tokens, the best estimate. [Quotas.Charge] corrects it. A
 // request beyond a rejecting quota is not charged.
 func (q *Quotas) Admit(tenant string, tokens uint64, now time.Duration) (v Verdict) {
-	if v.Quota = q.of(tenant); v.Quota == nil {
+	if v.Quota = q.quotaOf(tenant); v.Quota == nil {
 		return v
 	}
 	b, name := q.bucket(tenant, v.Quota, now)
@@ -170,7 +170,7 @@ func (b *level) fill(of *Quota, now time.Duration) {
 // removeFull removes the full buckets. A new bucket is full too.
 func (q *Quotas) removeFull(now time.Duration) {
 	for name, b := range q.buckets {
-		of := q.of(name)
+		of := q.quotaOf(name)
 		if of == nil { // of Other
 			of = q.quotas[Everyone]
 		}
@@ -201,7 +201,7 @@ func (q *Quotas) Learn(node string, usage map[string]Usage, now time.Duration) {
 		return
 	}
 	for name, u := range usage {
-		of := q.of(name)
+		of := q.quotaOf(name)
 		if name == Other {
 			of = q.quotas[Everyone]
 		}

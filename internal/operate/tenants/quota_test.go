@@ -118,7 +118,7 @@ func TestQuotaOfNodes(t *testing.T) {
 			}
 		}
 		for name, n := range admitted {
-			of := nodes[0].of(name)
+			of := nodes[0].quotaOf(name)
 			bound := float64(of.TokensPerMinute)*(1+seconds/60.0+3*float64(restarts)) + 2*float64(perSecondMost[name]) + 200
 			if float64(n) > bound {
 				t.Errorf("round %d: %s has %d tokens with %d restarts, more than %v", round, name, n, restarts, bound)

@@ -78,8 +78,8 @@ func (e *engines) demand(ctx context.Context) {
 	}
 }
 
-// take enters reports.
-func (e *engines) take(list []api.EngineLoad) { e.table.Take(e.now(), list, e.loads.Booked) }
+// add enters reports.
+func (e *engines) add(list []api.EngineLoad) { e.table.Add(e.now(), list, e.loads.Booked) }
 
 // mark adds the reports of engines to a list of workers.
 func (e *engines) mark(list *api.WorkerList) {
@@ -152,7 +152,7 @@ func (e *engines) report(l *api.EngineLoads) error {
 			return api.Errorf(api.CodeMalformed, "worker: %v", err)
 		}
 	}
-	e.take(l.Loads)
+	e.add(l.Loads)
 	for worker, loads := range byWorker {
 		subject, _ := jetstream.Names(e.ns).Engine(worker) // the subject was valid above
 		body, err := api.Marshal(api.MsgPack, loads)
@@ -191,9 +191,9 @@ func (e *engines) receive(r jetstream.Request) {
 		err = api.Errorf(api.CodeMalformed, "the report names another worker than the subject")
 	}
 	if err == nil {
-		e.take(l.Loads)
+		e.add(l.Loads)
 		e.enter(l.Requests)
-		e.fails.Take(e.now(), l.Results)
+		e.fails.Add(e.now(), l.Results)
 		if len(l.Loads)+len(l.Requests)+len(l.Results) == 0 {
 			var s *api.SourceReport
 			if s, err = api.ReadSourceReport(form, r.Body); err == nil && slices.ContainsFunc(s.Sources, ofStore) {
@@ -257,7 +257,7 @@ func (e *engines) memory() shared.Memory {
 		},
 		Take: func(body []byte) {
 			if l, err := api.ReadEngineLoads(api.MsgPack, body); err == nil {
-				e.table.Take(e.now(), l.Loads, nil) // the loads are locked
+				e.table.Add(e.now(), l.Loads, nil) // the loads are locked
 			}
 		},
 	}

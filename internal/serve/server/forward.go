@@ -234,8 +234,8 @@ func (u *unheard) keep(f *scatter.Forwarded, reply string, body []byte) (subject
 	return u.subject + strconv.FormatUint(u.last, 36)
 }
 
-// take returns the answer without a receiver; kept is false after the answer was replaced.
-func (u *unheard) take(subject string) (a undelivered, kept bool) {
+// remove returns the answer without a receiver; kept is false after the answer was replaced.
+func (u *unheard) remove(subject string) (a undelivered, kept bool) {
 	n, err := strconv.ParseUint(strings.TrimPrefix(subject, u.subject), 36, 64)
 	if err != nil {
 		return a, false
@@ -252,7 +252,7 @@ func (u *unheard) take(subject string) (a undelivered, kept bool) {
 
 // redeliver sends an undeliverable answer to the origin, which delivers the answer.
 func (f *finisher) redeliver(r jetstream.Request) {
-	a, kept := f.unheard.take(r.Subject)
+	a, kept := f.unheard.remove(r.Subject)
 	if !kept {
 		return
 	}

@@ -74,7 +74,7 @@ func TestUnheardAnswers(t *testing.T) {
 		}
 	}
 	large := f.unheard.keep(&scatter.Forwarded{}, "client", make([]byte, maxUnheard+1))
-	if _, kept := f.unheard.take("kv.v1.n.node.b.unheard.0"); kept || large != "" {
+	if _, kept := f.unheard.remove("kv.v1.n.node.b.unheard.0"); kept || large != "" {
 		t.Error("an answer that was not kept is present")
 	}
 	s.deliver(jetstream.Request{Body: []byte("nonsense")})
@@ -91,9 +91,9 @@ func TestSummary(t *testing.T) {
 	} {
 		whole := &api.Answer{Blocks: 8, Complete: true, Workers: workers, L3: api.L3{FromStart: 2}}
 		var of, ofSummary holders
-		of.take(whole)
+		of.readAnswer(whole)
 		short := summary(whole)
-		ofSummary.take(short)
+		ofSummary.readAnswer(short)
 		if of.list[0] != ofSummary.list[0] || of.shared != ofSummary.shared || of.incomplete != ofSummary.incomplete ||
 			len(short.Workers) > 2 || len(workers) > 0 && !reflect.DeepEqual(short.Workers[0], workers[0]) {
 			t.Errorf("of %+v: %+v, not %+v", workers, ofSummary, of)
@@ -108,10 +108,10 @@ func TestUnheardRing(t *testing.T) {
 	for range len(u.ring) + 1 {
 		subjects = append(subjects, u.keep(&scatter.Forwarded{Origin: "a"}, "r", []byte("x")))
 	}
-	if _, kept := u.take(subjects[0]); kept {
+	if _, kept := u.remove(subjects[0]); kept {
 		t.Error("the oldest is still there")
 	}
-	if _, kept := u.take(subjects[len(u.ring)]); !kept {
+	if _, kept := u.remove(subjects[len(u.ring)]); !kept {
 		t.Error("asking for one that is gone has lost the newest")
 	}
 }

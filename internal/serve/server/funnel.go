@@ -66,8 +66,8 @@ type holder struct {
 	in    funnel.Tiers
 }
 
-// take reads the holders from an answer.
-func (h *holders) take(a *api.Answer) {
+// readAnswer reads the holders from an answer.
+func (h *holders) readAnswer(a *api.Answer) {
 	h.n, h.asked, h.shared, h.incomplete = 0, true, a.L3.FromStart, !a.Complete
 	for i := range a.Workers {
 		o := &a.Workers[i]
@@ -95,8 +95,8 @@ func (h *holders) most(is func(events.RankKey) bool) uint32 {
 	return 0
 }
 
-// tell writes the holders into a funnel request.
-func (h *holders) tell(r *funnel.Request) {
+// fill writes the holders into a funnel request.
+func (h *holders) fill(r *funnel.Request) {
 	if h.n > 0 {
 		r.Held, r.HeldIn = h.list[0].depth, h.list[0].in
 	}
@@ -117,8 +117,8 @@ func (s *Server) recorded(ctx context.Context, q *api.Query, blockSize uint32) *
 		Restricted: q.Workers != nil || q.Ranks != nil || q.Endpoints != nil}
 }
 
-// asked records an answered query. Queries with explain are not recorded, because people send them.
-func (s *Server) asked(ctx context.Context, q *api.Query, a *api.Answer) {
+// recordAnswered records an answered query. Queries with explain are not recorded, because people send them.
+func (s *Server) recordAnswered(ctx context.Context, q *api.Query, a *api.Answer) {
 	if q.Explain || q.Diagnostic {
 		return
 	}
@@ -127,8 +127,8 @@ func (s *Server) asked(ctx context.Context, q *api.Query, a *api.Answer) {
 		return
 	}
 	var h holders
-	h.take(a)
-	h.tell(r)
+	h.readAnswer(a)
+	h.fill(r)
 	s.funnel.Record(r)
 }
 
@@ -152,7 +152,7 @@ func (s *Server) routed(ctx context.Context, q *api.SelectRequest, h *holders, o
 		return
 	}
 	r.ISL, r.Routed, r.ID = q.ISLTokens, true, q.RequestID
-	h.tell(r)
+	h.fill(r)
 	r.Pinned = q.Pinned != nil
 	r.Unsupported = q.Unsupported || out != nil && out.Tokenization != nil && len(out.Tokenization.UnsupportedFields) > 0
 	r.Registered = h.most(func(k events.RankKey) bool { return pool.Rank(k) != nil })

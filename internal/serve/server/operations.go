@@ -44,7 +44,7 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 			s.countBest(q, a)
 		}
 		if a, err = s.withGuesses(q, a, err); err == nil {
-			s.asked(ctx, q, a)
+			s.recordAnswered(ctx, q, a)
 			traceAnswer(ctx, q, a)
 		}
 		return a, err
@@ -54,7 +54,7 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 // account counts another node's answer to a query of this node, by the summary.
 func (s *Server) account(ctx context.Context, q *api.Query, a *api.Answer) {
 	s.countBest(q, a)
-	s.asked(ctx, q, a)
+	s.recordAnswered(ctx, q, a)
 }
 
 // countBest counts the blocks of the worker with the longest prefix.

@@ -67,7 +67,7 @@ func (s *Server) Select(ctx context.Context, q *api.SelectRequest) (*api.Selecti
 		choose = s.selectText
 	}
 	var h holders
-	q.Answered = h.take
+	q.Answered = h.readAnswer
 	out, err := admitted(ctx, s, q, choose)
 	s.routed(ctx, q, &h, out, err)
 	policy := cmp.Or(q.Policy, s.Policy, selection.DefaultPolicy)

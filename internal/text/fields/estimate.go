@@ -39,11 +39,11 @@ func (e *Estimator) Tokens(model string, l *Length) uint64 {
 	if w == nil {
 		w = &usual
 	}
-	return uint64(w.of(l)+0.5) + l.ids
+	return uint64(w.estimate(l)+0.5) + l.ids
 }
 
-// of returns the estimated tokens of the parts of a length.
-func (w *weights) of(l *Length) (tokens float64) {
+// estimate returns the estimated tokens of the parts of a length.
+func (w *weights) estimate(l *Length) (tokens float64) {
 	for i, n := range l.amount {
 		tokens += w[i] * float64(n) / 100
 	}
@@ -70,7 +70,7 @@ func (e *Estimator) Learn(model string, l *Length, actual uint64) {
 		w = &first
 		e.models[model] = w
 	}
-	estimate := w.of(l)
+	estimate := w.estimate(l)
 	failure := min(float64(actual-l.ids)-estimate, estimate)
 	norm := 0.
 	for _, n := range l.amount {

@@ -70,14 +70,15 @@ func readChat(dir, path string, read func(string) ([]byte, error)) (*renderer, e
 			c.tokens[name] = text
 		}
 	}
-	if c, err = c.with(context.Background(), string(text)); err != nil {
+	if c, err = c.withTemplate(context.Background(), string(text)); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return c, nil
 }
 
-// with returns a copy with another template. It returns the context's error if the context is done before the end.
-func (c *renderer) with(ctx context.Context, text string) (*renderer, error) {
+// withTemplate returns a copy with another template. It returns the context's error if the context is done before the
+// end.
+func (c *renderer) withTemplate(ctx context.Context, text string) (*renderer, error) {
 	t, err := jinja.Parse(ctx, text)
 	if err != nil {
 		return nil, err

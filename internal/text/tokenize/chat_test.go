@@ -47,7 +47,7 @@ func TestChats(t *testing.T) {
 		if text.ContinueFinalMessage != nil {
 			template = showContinued
 		}
-		r, err := (&renderer{}).with(t.Context(), template)
+		r, err := (&renderer{}).withTemplate(t.Context(), template)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestChatFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range cases {
-		r, err := (&renderer{}).with(t.Context(), c.Template)
+		r, err := (&renderer{}).withTemplate(t.Context(), c.Template)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func TestChatsRefused(t *testing.T) {
 		if err := json.Unmarshal([]byte(request), &text); err != nil {
 			t.Fatal(err)
 		}
-		r, err := (&renderer{}).with(t.Context(), showAll)
+		r, err := (&renderer{}).withTemplate(t.Context(), showAll)
 		if err != nil {
 			t.Fatal(err)
 		}

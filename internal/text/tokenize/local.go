@@ -80,7 +80,7 @@ func (l *Local) render(ctx context.Context, t *api.Text, o *options) (string, er
 	}
 	var err error
 	if t.ChatTemplate != "" {
-		c, err = c.with(ctx, t.ChatTemplate)
+		c, err = c.withTemplate(ctx, t.ChatTemplate)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return "", ctx.Err()

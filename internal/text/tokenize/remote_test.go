@@ -486,7 +486,7 @@ func TestLocal(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	local := *settings.Models["m"].local
-	if local.chat, err = (&renderer{}).with(t.Context(), "x"); err != nil {
+	if local.chat, err = (&renderer{}).withTemplate(t.Context(), "x"); err != nil {
 		t.Fatal(err)
 	}
 	for _, text := range []*api.Text{{Prompt: "a"}, chat} { // the template is too short for a check of the context
