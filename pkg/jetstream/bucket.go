@@ -556,11 +556,11 @@ func (b *Bucket) RecreateIfGone(ctx context.Context, recreate func(context.Conte
 		return
 	}
 	if err := recreate(ctx); err != nil {
-		log.Error("the bucket of "+entries+" is gone and could not be made anew; it is tried again", "error", err,
-			"what_to_do", "see that NATS has room and quorum, and that this user may make buckets")
+		log.Error("the bucket of "+entries+" is gone and cannot be recreated; the creation is retried", "error", err,
+			"what_to_do", "see that NATS has room and quorum, and that this user may create buckets")
 		return
 	}
-	log.Warn("the bucket of " + entries + " was gone; it is made anew")
+	log.Warn("the bucket of " + entries + " was gone; it is recreated")
 }
 
 // BucketUsage is the size of a bucket.

@@ -55,10 +55,10 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, health func
 		if text := why.Error(); text != reported {
 			reported = text
 			if room {
-				log.Error("the NATS server in this process is unhealthy; it is started anew", "error", why, "what_to_do",
+				log.Error("the NATS server in this process is unhealthy; it is restarted", "error", why, "what_to_do",
 					"see the error; if it comes again, look at the disk of --data")
 			} else {
-				log.Error("the NATS server in this process is unhealthy; it is started anew when its disk has room",
+				log.Error("the NATS server in this process is unhealthy; it is restarted when its disk has room",
 					"error", why, "what_to_do", "make room on the disk of --data, or give --store-bytes more")
 			}
 		}
@@ -74,7 +74,7 @@ func (s *Server) supervise(ctx context.Context, every time.Duration, health func
 			recovered()
 		}
 		if err != nil && ctx.Err() == nil {
-			log.Error("the NATS server could not be started anew; it is tried again", "error", err, "what_to_do",
+			log.Error("cannot restart the NATS server; the restart is retried", "error", err, "what_to_do",
 				"see the error; look at the disk of --data and at --nats-listen's port")
 		}
 	}

@@ -342,7 +342,7 @@ func TestLostBucketOfNodes(t *testing.T) {
 			},
 			Log: logtest.New(func(l logtest.Line) {
 				switch l.Text {
-				case "the bucket of nodes was gone; it is made anew":
+				case "the bucket of nodes was gone; it is recreated":
 					mended <- struct{}{}
 				case "this node keeps other partitions":
 					mu.Lock()

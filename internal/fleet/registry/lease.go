@@ -42,7 +42,7 @@ func (UnobservedLease) LeaseLost()              {}
 func (UnobservedLease) LeaseFailed(error)       {}
 func (UnobservedLease) Unclaimed(string, error) {}
 
-// Lease is a shim's lease on the registration of its rank.
+// Lease renews the lease of a shim on the registration of its rank.
 type Lease struct {
 	bucket *jetstream.Bucket
 	name   string

@@ -86,7 +86,7 @@ func newSiteOn(t *testing.T, on natsserver.Options, as jetstream.ConnOptions) *s
 			},
 			Log: logtest.New(func(l logtest.Line) {
 				switch l.Text {
-				case "the bucket of workers' registrations was gone; it is made anew":
+				case "the bucket of workers' registrations was gone; it is recreated":
 					s.mended <- struct{}{}
 				case "a worker is registered at the serving address of another, which is removed":
 					s.replaced = append(s.replaced, fmt.Sprint(l.Attrs["removed"], " by ", l.Attrs["worker"]))

@@ -100,8 +100,8 @@ func (r *Runner[M]) Run(ctx context.Context) {
 }
 
 func (r *Runner[M]) listenFailed(err error) {
-	r.cfg.Log.Warn("other nodes' "+r.cfg.Entries+" cannot be heard; it is tried again", "error", err, "what_to_do",
-		"grant the permission to this user: indexer auth create prints the permissions of all users")
+	r.cfg.Log.Warn("cannot receive other nodes' "+r.cfg.Entries+"; the subscription is retried", "error", err,
+		"what_to_do", "grant the permission to this user: indexer auth create prints the permissions of all users")
 }
 
 func (r *Runner[M]) receive(m jetstream.Request) {
@@ -134,15 +134,15 @@ func (r *Runner[M]) publish(ctx context.Context) {
 		if ready && !announced {
 			announced = true
 			close(r.ready)
-			r.cfg.Log.Debug(r.cfg.Entries+" are known", "nodes", peers, r.cfg.Count, entries)
+			r.cfg.Log.Debug("received all "+r.cfg.Entries, "nodes", peers, r.cfg.Count, entries)
 		}
 		for _, message := range list {
 			subject := jetstream.Names(r.cfg.Namespace).Shared(r.cfg.Name, message.To)
 			// digests repeat what was not sent
 			if err := r.cfg.Conn.Send(subject, "", message.Data); err != nil && time.Since(warned) > time.Minute {
 				warned = time.Now()
-				r.cfg.Log.Warn("other nodes are not told of "+r.cfg.Entries, "error", err, "what_to_do",
-					"see that NATS answers; they catch up when it does")
+				r.cfg.Log.Warn("cannot send changes of "+r.cfg.Entries+" to other nodes", "error", err, "what_to_do",
+					"check that NATS answers; the nodes catch up after that")
 			}
 		}
 		timer.Reset(wake - r.Now())

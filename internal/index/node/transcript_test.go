@@ -107,7 +107,7 @@ func (w *site) logger() *slog.Logger {
 			w.record("resynced")
 		case "messages were lost between the log and the index; the log is read again":
 			w.record("reread from %s", attr("from"))
-		case "the bucket of snapshots was gone; it is made anew":
+		case "the bucket of snapshots was gone; it is recreated":
 			w.record("snapshot bucket recreated")
 		}
 	})

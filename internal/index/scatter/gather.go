@@ -28,7 +28,7 @@ type gathering interface {
 	add(taken []events.Partition, r reply)
 }
 
-// reply is a node's reply, of this or another node.
+// reply has the result of this node or of another node.
 type reply struct {
 	answer  *api.Answer
 	workers *api.WorkerList

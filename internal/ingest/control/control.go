@@ -39,7 +39,7 @@ const (
 	opLoads   = "loads"   // no answer: the shim reports its engine's load for a while
 )
 
-// Shim is a shim's answer.
+// Shim describes a running shim, in its answer to a request.
 type Shim struct {
 	Instance    events.WorkerID    `json:"instance"`
 	Rank        events.Rank        `json:"rank"`

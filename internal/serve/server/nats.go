@@ -114,7 +114,7 @@ func (v *service) serve(
 	return err
 }
 
-// config is a service's, without endpoints.
+// config returns the configuration of a NATS service, without its endpoints.
 func (v *service) config(name string, by api.Transport) jetstream.ServiceConfig {
 	return jetstream.ServiceConfig{
 		Name: name, Version: serviceVersion(v.s.Version),

@@ -37,7 +37,7 @@ func (t token) String() string {
 	return fmt.Sprintf("%.40q", t.val)
 }
 
-// IsSpace is Python's str.isspace for one code point.
+// IsSpace reports whether a code point is white space, as str.isspace of Python does.
 func IsSpace(r rune) bool {
 	switch {
 	case r >= '\t' && r <= '\r', r >= 0x1c && r <= ' ', r == 0x85, r == 0xa0, r == 0x1680, r >= 0x2000 && r <= 0x200a,

@@ -257,7 +257,7 @@ func (r *run) join(items []any, between string, text func(v any) (string, error)
 	return out.String(), nil
 }
 
-// parts is Python's str.split and str.rsplit.
+// parts splits a string, as str.split and str.rsplit of Python do.
 func (r *run) parts(s string, fromRight bool, pos []any) (any, error) {
 	cuts := int64(-1)
 	if len(pos) == 2 {

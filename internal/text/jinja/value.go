@@ -296,7 +296,7 @@ func compare[T int64 | float64](a, b T) int {
 	return 0
 }
 
-// length is Python's len.
+// length returns the length of a value, as len of Python does.
 func (r *run) length(v any) (int, error) {
 	switch v := v.(type) {
 	case undefined:
@@ -339,7 +339,7 @@ func (r *run) iterate(v any) ([]any, error) {
 	return nil, fmt.Errorf("%s cannot be iterated", typeName(v))
 }
 
-// contains is Python's in.
+// contains reports whether a value contains another, as the operator in of Python does.
 func (r *run) contains(v, item any) (bool, error) {
 	switch v := v.(type) {
 	case undefined:

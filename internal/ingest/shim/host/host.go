@@ -11,7 +11,7 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
-// Rank is an engine's rank.
+// Rank configures the shim of a rank of an engine.
 type Rank struct {
 	Record registry.Record // the record for the registration
 
