@@ -98,8 +98,8 @@ const keptBody = 1 << 20
 
 // request sends a request on a connection. begun reports whether any byte of the reply arrived, keep whether the
 // connection is reusable. The body belongs to the connection.
-func (p *pool) request(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int, begun, keep bool,
-	err error) {
+func (p *pool) request(ctx context.Context, c *kept, path string, limit int64) (body []byte, status int,
+	begun, keep bool, err error) {
 	c.bound.N = maxHead + limit + 1
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
 	defer func() { keep = stop() && keep }()
