@@ -36,7 +36,8 @@ func TestUsersComeAndGo(t *testing.T) {
 			write := func(accounts string) {
 				t.Helper()
 				if kind == "jwt" {
-					accounts = fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "js"), accounts)
+					accounts = fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 1TB }\n%s", addr,
+						filepath.Join(dir, "js"), accounts)
 				}
 				if err := os.WriteFile(config, []byte(accounts), 0o600); err != nil {
 					t.Fatal(err)

@@ -23,7 +23,7 @@ import (
 func TestNATSAwayForLong(t *testing.T) {
 	t.Parallel()
 	addr, conf := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
-	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n", addr, t.TempDir())
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 1TB }\n", addr, t.TempDir())
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

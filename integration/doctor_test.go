@@ -108,7 +108,7 @@ func natsWith(t *testing.T, config string) string {
 // TestDoctorMayNotAsk checks that a missing permission is reported as not checked, not as a fault.
 func TestDoctorMayNotAsk(t *testing.T) {
 	t.Parallel()
-	at := natsWith(t, fmt.Sprintf("jetstream { store_dir: %q }\n", t.TempDir())+`
+	at := natsWith(t, fmt.Sprintf("jetstream { store_dir: %q, max_file_store: 1TB }\n", t.TempDir())+`
 	authorization { users: [ { user: node, password: b },
 		{ user: reader, password: b, permissions: { publish: { allow: ["kv.v1.default.q.>"] }, subscribe: "_INBOX.>" } } ] }`)
 	x := harness.Start(t, "indexer", "serve", "--nats", at, "--nats-user", "node", "--nats-password", "b",

@@ -25,7 +25,7 @@ func TestForwardedQueries(t *testing.T) {
 	dir := t.TempDir()
 	addr, config := loopback.Reserve(t), filepath.Join(dir, "nats.conf")
 	text := fmt.Sprintf(`listen: %q
-jetstream { store_dir: %q }
+jetstream { store_dir: %q, max_file_store: 1TB }
 accounts {
   NODES { jetstream: enabled, users: [{user: node, password: p}], exports: [{service: "kv.v1.default.q.find"}] }
   OTHER { users: [{user: other, password: p}]

@@ -318,7 +318,8 @@ func startMatrix(t *testing.T, kind string, amend func(config string) string) *m
 	}
 	path := filepath.Join(s.dir, "nats.conf")
 	if kind != "embedded" {
-		config = fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", s.addr, filepath.Join(s.dir, "js"), config)
+		config = fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 1TB }\n%s", s.addr,
+			filepath.Join(s.dir, "js"), config)
 	}
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		t.Fatal(err)

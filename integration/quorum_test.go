@@ -25,7 +25,7 @@ func natsCluster(t *testing.T, include string) (addrs []string, servers []*harne
 	for i := range addrs {
 		config := filepath.Join(t.TempDir(), "nats.conf")
 		text := fmt.Sprintf(
-			"server_name: n%d\nlisten: %q\nhttp: %q\njetstream { store_dir: %q }\ncluster { name: c, listen: %q, routes: [%q, %q, %q] }\n",
+			"server_name: n%d\nlisten: %q\nhttp: %q\njetstream { store_dir: %q, max_file_store: 1TB }\ncluster { name: c, listen: %q, routes: [%q, %q, %q] }\n",
 			i, addrs[i], monitors[i], t.TempDir(), routes[i], "nats://"+routes[0], "nats://"+routes[1], "nats://"+
 				routes[2])
 		if include != "" {
@@ -112,7 +112,7 @@ func TestAskingWithoutJetStream(t *testing.T) {
 	t.Parallel()
 	addr, config := loopback.Reserve(t), filepath.Join(t.TempDir(), "nats.conf")
 	text := fmt.Sprintf(`listen: %q
-jetstream { store_dir: %q }
+jetstream { store_dir: %q, max_file_store: 1TB }
 accounts {
   KV { jetstream: enabled, users: [{user: node, password: n}], exports: [{service: "kv.v1.default.q.>"}] }
   APP { users: [{user: router, password: r}], imports: [{service: {account: KV, subject: "kv.v1.default.q.>"}}] }

@@ -38,7 +38,7 @@ const leafUser = `{ user: region, password: secret, permissions: {
 func startRegion(t *testing.T, name, leaf, leafnodes string) *region {
 	t.Helper()
 	dir, addr := t.TempDir(), loopback.Reserve(t)
-	config := fmt.Sprintf("listen: %q\njetstream { store_dir: %q, domain: %s }\nno_auth_user: kv\n"+
+	config := fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 1TB, domain: %s }\nno_auth_user: kv\n"+
 		"authorization { users: [\n    { user: kv, password: kv }\n    %s\n] }\nleafnodes { %s }\n",
 		addr, filepath.Join(dir, "js"), name, leaf, leafnodes)
 	path := filepath.Join(dir, "nats.conf")

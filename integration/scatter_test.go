@@ -55,7 +55,8 @@ func TestAnyNodeAnswersForAll(t *testing.T) {
 		t.Fatal(example.Stderr)
 	}
 	addr, config := loopback.Reserve(t), filepath.Join(dir, "nats.conf")
-	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q }\n%s", addr, filepath.Join(dir, "data"), example.Stdout)
+	text := fmt.Sprintf("listen: %q\njetstream { store_dir: %q, max_file_store: 1TB }\n%s", addr,
+		filepath.Join(dir, "data"), example.Stdout)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -248,6 +248,9 @@ type Process struct {
 // Start runs a program until the test ends.
 func Start(t testing.TB, name string, args ...string) *Process {
 	t.Helper()
+	if name == "nats-server" {
+		args = withRoom(t, args)
+	}
 	p := &Process{t: t, Cmd: exec.Command(Program(t, name), args...), Done: make(chan struct{}),
 		change: make(chan struct{})}
 	p.Cmd.Stderr = p
@@ -266,6 +269,21 @@ func Start(t testing.TB, name string, args ...string) *Process {
 		}
 	})
 	return p
+}
+
+// withRoom adds a limit of storage to the arguments of a NATS server with JetStream and without a configuration.
+// Otherwise the limit is three quarters of the free disk space. Streams reserve their largest size, which tests never
+// reach, so the limit is large.
+func withRoom(t testing.TB, args []string) []string {
+	t.Helper()
+	if !slices.Contains(args, "-js") || slices.Contains(args, "-c") || slices.Contains(args, "--config") {
+		return args
+	}
+	file := filepath.Join(t.TempDir(), "room.conf")
+	if err := os.WriteFile(file, []byte("jetstream { max_file_store: 1TB }\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return slices.Concat([]string{"-c", file}, args)
 }
 
 // unhurried are default settings of all programs: no lease or wait expires because a process, or the whole machine, was

@@ -31,7 +31,7 @@ func limitedNATS(t *testing.T) (address string) {
 	address, dir := loopback.Reserve(t), t.TempDir()
 	config := write(t, filepath.Join(dir, "nats.conf"), fmt.Sprintf(`
 listen: %q
-jetstream { store_dir: %q }
+jetstream { store_dir: %q, max_file_store: 1TB }
 accounts { A { jetstream { max_file: 8G, max_mem: 1G }, users: [{user: a, password: a}] } }
 no_auth_user: a
 `, address, filepath.Join(dir, "data")))
