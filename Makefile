@@ -35,7 +35,7 @@ test: ## run all tests that need nothing but Go
 
 judges: ## fetch what is missing (once, 1.2 GB), then run the tests against real engines, libzmq, Dynamo, Mooncake, Envoy and Kubernetes, and those of clients/python; KUBE=skip leaves Kubernetes out
 	go run ./integration/judges/fetch
-	go test -tags judges -p 3 -timeout 30m ./integration/judges/engines ./integration/judges/page ./integration/judges/tokenize ./integration/judges/torture ./integration/judges/... ./internal/serve/page ./internal/ingest/zmtp ./tools/pyenv ./tools/path
+	go test -tags judges -timeout 30m ./integration/judges/engines ./integration/judges/page ./integration/judges/tokenize ./integration/judges/torture ./integration/judges/... ./internal/serve/page ./internal/ingest/zmtp ./tools/pyenv ./tools/path
 	go test -tags judges -timeout 30m ./integration/judges/dynamo ./integration/judges/selection -dynamo dynamo-next.txt
 	cd integration/judges/helm && go test -count 1 ./...
 	@if [ "$(KUBE)" = skip ]; then echo "NOT RUN: make kube, because KUBE=skip"; else $(MAKE) kube; fi
