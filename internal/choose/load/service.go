@@ -115,8 +115,12 @@ func (s *Service) update(ctx context.Context, model Model, id string, change Upd
 	return s.Change(func(r *Replica, now time.Duration) error { return r.Update(now, model, id, change) })
 }
 
-// awaitBooking waits until arrived returns true, and at most for lag. The error is the context's.
+// awaitBooking waits until arrived returns true, and at most for lag. The error is the context's. A booking that has
+// arrived needs no wait, also after the end of the context.
 func awaitBooking(ctx context.Context, arrived func() bool) error {
+	if arrived() {
+		return nil
+	}
 	limit, cancel := context.WithTimeout(ctx, lag)
 	defer cancel()
 	for pause := time.Millisecond; !arrived() && loop.Wait(limit, pause); pause = min(2*pause, lag/20) {

@@ -198,6 +198,9 @@ func TestAwaitBooking(t *testing.T) {
 		if err := awaitBooking(ctx, func() bool { return false }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a deadline before the end of the wait: %v", err)
 		}
+		if err := awaitBooking(ctx, func() bool { return true }); err != nil {
+			t.Errorf("a known booking after the deadline: %v", err)
+		}
 	})
 }
 

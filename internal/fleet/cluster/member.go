@@ -76,8 +76,8 @@ type Member struct {
 	reported reported
 }
 
-// rival is the record of another session in place of this node's record. Only a change of the record
-// proves a running process.
+// rival is the record of another session in place of this node's record. Only a change of the
+// record proves a running process.
 type rival struct {
 	session  string
 	revision uint64
