@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/tools/envoy"
@@ -108,7 +109,8 @@ func readPage(t *testing.T, p page, list []block, programs string) {
 		}
 		r.world(e.before)
 		if e.shows != "" {
-			last = r.execute(e.shows, "0")
+			r.shows(e.shows, "0", b.line, b.lines, e)
+			continue
 		}
 		if !b.commands() {
 			r.compare(b.line, b.lines, last, e)
@@ -142,10 +144,25 @@ func (r *reader) block(b *block, p page, e exception) (out string) {
 		if e.status != "" {
 			status = e.status
 		}
-		if out = r.execute(s.command, status); s.shows {
-			r.compare(b.line, s.shown, out, e)
+		if s.shows {
+			out = r.shows(s.command, status, b.line, s.shown, e)
+		} else {
+			out = r.execute(s.command, status)
 		}
 	}
+	return out
+}
+
+// shows executes a command and compares its output with the page.
+func (r *reader) shows(command, status string, line int, shown []string, e exception) (out string) {
+	for deadline := time.Now().Add(*patience); e.settles && time.Now().Before(deadline); {
+		out, _, got := r.run(command)
+		if got == status && same(shown, strings.Split(out, "\n"), e.compare) {
+			return out
+		}
+	}
+	out = r.execute(command, status)
+	r.compare(line, shown, out, e)
 	return out
 }
 
