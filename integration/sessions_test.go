@@ -125,7 +125,8 @@ func TestSessionBlocks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := engines[s.Worker].ServeSession(fmt.Sprint("chat-", n), prompts[n], harness.Tokens(900_000+i, 2*size)); err != nil {
+		_, err = engines[s.Worker].ServeSession(fmt.Sprint("chat-", n), prompts[n], harness.Tokens(900_000+i, 2*size))
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -161,7 +162,8 @@ func TestSessionBlocks(t *testing.T) {
 	if partly == 0 {
 		t.Error("no session is held in part: the engines have evicted nothing")
 	}
-	if _, err := start("old", enginesim.VLLM023, nil).ServeSession("chat-old", harness.Tokens(1, 4*size), nil); err != nil {
+	old := start("old", enginesim.VLLM023, nil)
+	if _, err := old.ServeSession("chat-old", harness.Tokens(1, 4*size), nil); err != nil {
 		t.Fatal(err)
 	}
 	if r := harness.Run(t, "indexer", "sessions", "chat-old", "--nats", nats); r.Code != 0 ||
