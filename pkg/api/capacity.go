@@ -75,6 +75,12 @@ type CapacityTier struct {
 
 	// Beyond means that twice the size exceeds Limit: Doubled is then a lower bound.
 	Beyond bool `json:"beyond" msgpack:"beyond"`
+
+	// ShareBound means that this tier and the tiers before it exceed Limit: Share is then a lower bound.
+	ShareBound bool `json:"share_bound,omitempty" msgpack:"share_bound,omitempty"`
+
+	// LastBound means that all tiers together exceed Limit: Doubled is then unknown, and Last is a lower bound.
+	LastBound bool `json:"last_bound,omitempty" msgpack:"last_bound,omitempty"`
 }
 
 // CapacityPoint is the hit rate of a size.

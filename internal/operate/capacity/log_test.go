@@ -140,10 +140,34 @@ func TestReport(t *testing.T) {
 		!strings.Contains(text, "the last 30 % of host memory adds 0.0 points") {
 		t.Error(text)
 	}
-	out = Report("m", c, Sizes{{Blocks: 1100}})
-	if last := out.Tiers[0].Last; last != 1 ||
-		!strings.Contains(strings.Join(out.Advice, "\n"), "only 1000 different blocks") {
+	if device.ShareBound || host.ShareBound || device.LastBound || host.LastBound {
+		t.Errorf("bounds of known rates: %+v", out.Tiers)
+	}
+}
+
+// TestReportBounds: beyond the stored requests, hit rates are lower bounds, and differences are lower bounds or unknown.
+func TestReportBounds(t *testing.T) {
+	l := NewLog(16, 1<<16)
+	loop := prompt(rand.New(rand.NewPCG(*seed, 2)), 1000)
+	for i := range 8000 { // every block has the distance 999
+		l.Add(int64(i+1), "w", loop[i%1000:i%1000+1])
+	}
+	c := Compute([]*Samples{&l.Samples}, 0)
+	out := Report("m", c, Sizes{{Blocks: 1100}})
+	text := strings.Join(out.Advice, "\n")
+	if tier := out.Tiers[0]; tier.Last != 1 || !tier.ShareBound || !tier.LastBound || !tier.Beyond ||
+		!strings.Contains(text, "the benefit of doubling device memory is unknown") ||
+		!strings.Contains(text, "the last 30 % of device memory adds at least 100.0 points") ||
+		!strings.Contains(text, "only 1000 different blocks") {
 		t.Errorf("%+v %q", out.Tiers, out.Advice)
+	}
+	out = Report("m", c, Sizes{{Blocks: 900}, {Blocks: 2000}})
+	if device, host := out.Tiers[0], out.Tiers[1]; device.ShareBound || !device.LastBound || !host.ShareBound {
+		t.Errorf("%+v", out.Tiers)
+	}
+	if text := strings.Join(out.Advice, "\n"); strings.Contains(text, " 0.0 points") || strings.Contains(text, "separate") ||
+		!strings.Contains(text, "the benefit of the last 30 % of host memory is unknown") {
+		t.Error(text)
 	}
 }
 
@@ -165,7 +189,7 @@ func TestSeparateCaches(t *testing.T) {
 		blocks uint64
 		want   string
 	}{{8, "separate caches of 2 workers reuse 10.0 points more than one shared LRU cache"},
-		{140, "separate caches of 2 workers cost"}} {
+		{136, "separate caches of 2 workers cost"}} {
 		out := Report("m", c, Sizes{{Blocks: x.blocks}})
 		if text := strings.Join(out.Advice, "\n"); !out.Routed || !strings.Contains(text, x.want) {
 			t.Errorf("%d blocks, shared %v, routed %v: %s", x.blocks, c.Shared.At(x.blocks), c.Routed.At(x.blocks), text)

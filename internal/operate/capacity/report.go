@@ -22,6 +22,8 @@ const (
 	lastShare = 0.3 // of a tier, for [api.CapacityTier].Last
 	octaves   = 10  // of the sizes in a report
 	perOctave = 4   // sizes
+
+	shown = 0.05 // points: sentences have one decimal
 )
 
 // Report describes a curve with the tiers of today.
@@ -47,7 +49,7 @@ func Report(model string, c *Curve, sizes Sizes) *api.Capacity {
 		tier := api.CapacityTier{Tier: events.Tier(i + 1).String(), Blocks: s.Blocks, Source: api.CapacityRegistered,
 			Share: rates.At(sum), Doubled: rates.At(total+s.Blocks) - rates.At(total),
 			Last:   rates.At(total) - rates.At(total-uint64(lastShare*float64(s.Blocks))),
-			Beyond: total+s.Blocks > c.Limit}
+			Beyond: total+s.Blocks > c.Limit, ShareBound: sum > c.Limit, LastBound: total > c.Limit}
 		if s.Held {
 			tier.Source = api.CapacityHeld
 		}
@@ -78,32 +80,40 @@ func advice(out *api.Capacity, c *Curve, total uint64) (list []string) {
 	if c.Limit == 0 || total == 0 {
 		return list
 	}
-	for _, t := range out.Tiers {
-		bound := ""
-		if t.Beyond {
-			bound = "at least "
-		}
-		list = append(list, fmt.Sprintf("doubling %s adds %s%.1f points", memory(t.Tier), bound, 100*t.Doubled),
-			fmt.Sprintf("the last 30 %% of %s adds %.1f points", memory(t.Tier), 100*t.Last))
+	for i := range out.Tiers {
+		t := &out.Tiers[i]
+		list = append(list, benefit("doubling "+memory(t.Tier), t.Doubled, t.Beyond),
+			benefit("the last 30 % of "+memory(t.Tier), t.Last, t.LastBound))
+	}
+	if total > c.Limit {
+		return append(list, fmt.Sprintf("the stored requests cover only %d different blocks: the rates of larger sizes are "+
+			"lower bounds; serve more requests first", c.Limit))
 	}
 	if out.Routed {
 		list = append(list, separate(c.Workers, 100*(c.Shared.At(total)-c.Routed.At(total))))
 	}
-	if total > c.Limit {
-		list = append(list, fmt.Sprintf("the stored requests cover only %d different blocks: the rates of larger sizes are "+
-			"lower bounds", c.Limit))
-	}
 	return list
+}
+
+// benefit returns a sentence about the hit rate that some memory adds. bound means that share is a lower bound. A bound
+// of 0.0 points is no information.
+func benefit(of string, share float64, bound bool) string {
+	switch {
+	case bound && 100*share < shown:
+		return "the benefit of " + of + " is unknown"
+	case bound:
+		return fmt.Sprintf("%s adds at least %.1f points", of, 100*share)
+	}
+	return fmt.Sprintf("%s adds %.1f points", of, 100*share)
 }
 
 // separate returns a sentence about the points that a shared cache gains over separate caches. Both evict by LRU, so
 // separate caches may be better: the requests of a worker may repeat sooner than those of the fleet.
 func separate(workers int, gain float64) string {
-	const least = 0.05 // points, of which one decimal is shown
 	switch {
-	case gain >= least:
+	case gain >= shown:
 		return fmt.Sprintf("separate caches of %d workers cost %.1f points against one shared cache", workers, gain)
-	case gain <= -least:
+	case gain <= -shown:
 		return fmt.Sprintf("separate caches of %d workers reuse %.1f points more than one shared LRU cache", workers, -gain)
 	}
 	return fmt.Sprintf("separate caches of %d workers reuse as much as one shared cache", workers)

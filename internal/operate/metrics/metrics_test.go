@@ -239,6 +239,7 @@ func TestCurves(t *testing.T) {
 	text := scrape(t, Config{Figures: func() *Figures {
 		return &Figures{Status: &api.Status{}, Curves: map[string][]api.CapacityTier{
 			"a": {{Tier: "device", Share: 0.5, Doubled: 0.25, Last: 0.125}, {Tier: "host", Share: 0.75}},
+			"c": {{Tier: "device", Share: 0.3125, LastBound: true}},
 			"b": {{Tier: "device", Share: 0.625}},
 		}}
 	}})
@@ -247,9 +248,15 @@ func TestCurves(t *testing.T) {
 		`kvatlas_capacity_hit_ratio{model="b",tier="device"} 0.625`,
 		`kvatlas_capacity_doubled_gain_ratio{model="a",tier="device"} 0.25`,
 		`kvatlas_capacity_last_loss_ratio{model="a",tier="device"} 0.125`,
+		`kvatlas_capacity_hit_ratio{model="c",tier="device"} 0.3125`,
 	} {
 		if !strings.Contains(text, want+"\n") {
 			t.Errorf("missing: %s", want)
+		}
+	}
+	for _, name := range []string{"doubled_gain_ratio", "last_loss_ratio"} {
+		if strings.Contains(text, `kvatlas_capacity_`+name+`{model="c"`) {
+			t.Errorf("an unknown %s has a value", name)
 		}
 	}
 }

@@ -42,12 +42,13 @@ func capacityTiers(w io.Writer, c *api.Capacity) {
 		return
 	}
 	var rows [][]any
-	for _, t := range c.Tiers {
-		doubled := points(t.Doubled)
-		if t.Beyond {
-			doubled = ">= " + doubled
+	for i := range c.Tiers {
+		t := &c.Tiers[i]
+		share := percent(t.Share)
+		if t.ShareBound {
+			share = ">= " + share
 		}
-		rows = append(rows, []any{t.Tier, t.Blocks, t.Source, percent(t.Share), doubled, points(t.Last)})
+		rows = append(rows, []any{t.Tier, t.Blocks, t.Source, share, points(t.Doubled, t.Beyond), points(t.Last, t.LastBound)})
 	}
 	CapacityColumns.Table(w, rows)
 	cli.Fprintf(w, "\n")
@@ -73,4 +74,15 @@ func capacityPoints(w io.Writer, c *api.Capacity) {
 	cli.Fprintf(w, "\n")
 }
 
-func points(share float64) string { return fmt.Sprintf("%.1f points", 100*share) }
+// points returns a difference of hit rates. bound means that it is a lower bound. A bound of 0.0 points is no
+// information.
+func points(share float64, bound bool) string {
+	text := fmt.Sprintf("%.1f points", 100*share)
+	switch {
+	case bound && strings.HasPrefix(text, "0.0 "):
+		return "unknown"
+	case bound:
+		return ">= " + text
+	}
+	return text
+}

@@ -239,7 +239,7 @@ var (
 		"TIER", "tier of memory",
 		"BLOCKS", "size of the tier in all workers together",
 		"SIZE", "source of the size",
-		"HIT RATE", "share of the prompts' blocks found in this tier and the tiers before it",
+		"HIT RATE", "share of the prompts' blocks found in this tier and the tiers before it; >= beyond the known sizes",
 		"TWICE THE SIZE", "additional hit rate with twice the size of the tier",
 		"LAST 30 %", "loss of hit rate without 30 % of the tier")
 

@@ -68,7 +68,7 @@ export function capacityCard() {
       g.fillStyle = soft;
       g.fillRect(Math.round(x(size)), 8, 1, high - 8);
       g.textAlign = place(size) > 0.8 ? "right" : "left";
-      g.fillText(tier.tier, x(size) + (place(size) > 0.8 ? -4 : 4), 16);
+      g.fillText(tier.tier + (tier.share_bound ? ", beyond the curve" : ""), x(size) + (place(size) > 0.8 ? -4 : 4), 16);
     }
     for (const [name, [shade]] of Object.entries(lines)) {
       g.strokeStyle = colour(shade);
