@@ -53,7 +53,8 @@ func (rep *Report) Print(w io.Writer) error {
 	return nil
 }
 
-// effect returns the difference of the expected to the measured figures as a sentence.
+// effect returns the difference of the expected to the measured figures as a sentence. Worker hours are compared with
+// today's fleet: the measured figures have only workers with requests.
 func (rep *Report) effect() string {
 	m, e := &rep.Measured, rep.Expected
 	text := fmt.Sprintf("hit rate %+.1f points", 100*(e.HitRate-m.HitRate))
@@ -63,7 +64,7 @@ func (rep *Report) effect() string {
 	if m.ComputedTokens > 0 {
 		text += fmt.Sprintf(", computed tokens %+.0f %%", 100*(float64(e.ComputedTokens)/float64(m.ComputedTokens)-1))
 	}
-	return text + fmt.Sprintf(", worker hours %+.0f %%", 100*(float64(e.Workers)/float64(m.Workers)-1))
+	return text + fmt.Sprintf(", worker hours %+.0f %%", 100*(float64(e.Workers)/float64(rep.Baseline.Workers)-1))
 }
 
 func (e *Errors) String() string {

@@ -372,6 +372,25 @@ func TestNotes(t *testing.T) {
 	}
 }
 
+// TestWorkerHours: worker hours are compared with today's fleet, also if a worker of today has no recorded request.
+func TestWorkerHours(t *testing.T) {
+	t.Parallel()
+	tr := generate(rand.New(rand.NewPCG(*seed, 10)), 200, 3, blockSize, func(int, []uint64) int { return 0 })
+	for _, x := range []struct {
+		changes Changes
+		want    string
+	}{{Changes{Policy: "sticky"}, "worker hours +0 %"}, {Changes{Workers: 2}, "worker hours +50 %"}} {
+		rep := run(t, Options{Input: tr.input(t), Fleet: fleetOf(4, 100), Changes: x.changes})
+		var out bytes.Buffer
+		if err := rep.Print(&out); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out.String(), x.want+"\n") || rep.Measured.Workers != 3 {
+			t.Errorf("%+v: %s, want %q", x.changes, out.String(), x.want)
+		}
+	}
+}
+
 // TestRefusals: an analysis without a basis is an error with the reason.
 func TestRefusals(t *testing.T) {
 	t.Parallel()

@@ -124,9 +124,10 @@ export function show(place) {
         shown.map((c) => el("td", { class: "num" }, write(r[c][of]), c === "expected" && effect(r, of))))))));
   }
 
-  // effect is the difference of an expected figure, with a mark if the replay's own error is larger.
+  // effect is the difference of an expected figure, with a mark if the replay's own error is larger. Worker hours have
+  // their difference to today's fleet: the measured figures have only workers with requests.
   function effect(r, of) {
-    const a = r.measured[of], b = r.expected[of], difference = rows[of][2];
+    const a = (of === "hours" ? r.baseline : r.measured)[of], b = r.expected[of], difference = rows[of][2];
     if (!difference || a === 0 || b === 0 && of !== "hitRate") return null;
     const error = r.historyError[of], size = Math.abs(of === "hitRate" ? b - a : b / a - 1);
     const noise = error !== undefined && error !== null && size <= Math.abs(error);
