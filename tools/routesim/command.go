@@ -41,6 +41,28 @@ type flags struct {
 	asJSON, quiet           bool
 }
 
+// armList describes the arms.
+const armList = `
+  random, round-robin            know nothing
+  least-load, least-requests     the least work (blocks and prompt tokens) or the fewest requests under way
+  power-of-two                   the requests under way of two random workers
+  sticky, sticky-head            one worker for a session id, or for the first 1,024 tokens of a prompt
+  bounded-hash                   consistent hashing of the session id with bounded loads (1.25)
+  cache-aware                    cache_aware of SGLang's and of vLLM's router
+  vllm-consistent-hash, vllm-power-of-two
+                                 of vLLM's router
+  llm-d, llm-d-precise           llm-d's scorers: prefixes guessed, or from events
+  approx-ttl, approx-lru         guess from what each router sent where
+  exact-own                      an index in each router, from the engines' events
+  exact-restart                  the same, and all routers are restarted half-way
+  exact-shared                   one index and one table of requests under way for all routers: the knowledge of
+                                 kvatlas, with the policy dynamo
+  dynamo-SCALE-CREDIT            exact-shared with these weights of prefill and of overlap
+  policy:NAME, own:NAME          exact-shared or exact-own with another policy
+  oracle                         the true state of caches and load
+  oracle-greedy                  the worker with the first token first, by the true state
+`
+
 // Command returns indexer simulate, which compares routing methods on a simulated fleet.
 func Command() *cobra.Command {
 	var fl flags
@@ -61,26 +83,7 @@ times of a trace keep their pattern: all are multiplied by one factor. Without -
 --ratio, everything is run once for each amount of KV memory.
 
 Arms:
-
-  random, round-robin            know nothing
-  least-load, least-requests     the work or the requests under way
-  power-of-two                   the requests under way of two random workers
-  sticky, sticky-head            one worker for a session id, or for the first 1,024 tokens of a prompt
-  bounded-hash                   consistent hashing of the session id with bounded loads (1.25)
-  cache-aware                    cache_aware of SGLang's and of vLLM's router
-  vllm-consistent-hash, vllm-power-of-two
-                                 of vLLM's router
-  llm-d, llm-d-precise           llm-d's scorers: prefixes guessed, or from events
-  approx-ttl, approx-lru         guess from what each router sent where
-  exact-own                      an index in each router, from the engines' events
-  exact-restart                  the same, and all routers are restarted half-way
-  exact-shared                   one index and one table of requests under way for all routers: the knowledge of
-                                 kvatlas, with the policy dynamo
-  dynamo-SCALE-CREDIT            exact-shared with these weights of prefill and of overlap
-  policy:NAME, own:NAME          exact-shared or exact-own with another policy
-  oracle                         the true state of caches and load
-  oracle-greedy                  the worker with the first token first, by the true state
-
+` + armList + `
 "rivals" stands for the ways of other routers. approx-ttl and the arms below it choose by the policy dynamo, but for
 policy:NAME and oracle-greedy. --disturb adds, half-way: router (all restart), engine (one crashes), cache (all engines
 forget theirs).`,
@@ -95,6 +98,7 @@ forget theirs).`,
 		return fl.run(cmd.Context(), cmd.Flags().Changed("prefill-load-scale"))
 	}
 	cli.Output[*Report](cmd)
+	cli.Define(cmd, "Arms", armList)
 	cmd.AddCommand(matrixCommand(), measuredCommand())
 	return cmd
 }
@@ -107,14 +111,14 @@ func (fl *flags) add(f *pflag.FlagSet) {
 		"form of --trace: "+strings.Join(names(trace.Formats), ", ")+"; empty: detected from the file (docs/recording.md)")
 	f.IntVar(&fl.requests, "requests", 0, "requests of the trace or of a generated workload; 0: all, or 1,500")
 	f.IntVar(&fl.workers, "workers", 0, "simulated engines; 0: as many as the workload was published with, 8 for a trace")
-	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose")
+	f.StringSliceVar(&fl.arms, "arms", names(Arms), "ways to choose: names of the list of arms")
 	f.IntSliceVar(&fl.routers, "routers", []int{1}, "numbers of routers, for arms whose result depends on the number")
 	f.Float64SliceVar(&fl.rates, "rate", nil,
-		"requests per second; scales the times of a trace (default: as published, or as in the trace)")
+		"requests per second; all times of a trace are scaled to this mean (default: as published, or as in the trace)")
 	f.Float64SliceVar(&fl.ratios, "ratio", nil,
 		"KV memory of the fleet by the workload's working set (default: --capacity)")
 	f.StringSliceVar(&fl.disturb, "disturb", nil, "disturbance in the middle of the run: router, engine, cache")
-	f.Uint64Var(&fl.seed, "seed", 1, "seed of arrivals and of random choices")
+	f.Uint64Var(&fl.seed, "seed", 1, "seed of generated arrivals, of ties and of random choices")
 	f.IntVar(&fl.blockSize, "block-size", 0, "tokens in a block; divides 512 (default 64, with --engine vllm-h200 16)")
 	f.IntVar(&fl.capacity, "capacity", 0, "tokens of an engine's KV memory; 0: the workload's, or 307,328")
 	f.IntVar(&fl.host, "host", 0, "capacity of an engine's host memory for evicted blocks, in tokens")
@@ -242,7 +246,7 @@ func (fl *flags) checkNumbers() (errs []error) {
 	return errs
 }
 
-// options checks everything and reads the workload. notes gets what was detected in a trace.
+// options checks everything and reads the workload. notes gets what was detected in a trace, and doubts about it.
 func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
 	errs := fl.checkNumbers()
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -325,6 +329,9 @@ func (fl *flags) traced(given bool, notes io.Writer) ([]trace.Request, error) {
 	reqs, err := readTrace(fl.trace, fl.format, fl.requests, &fl.blockTokens, fl.seed, notes)
 	if err != nil {
 		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	for _, line := range doubts(reqs, fl.output > 0) {
+		fmt.Fprintf(notes, "%s: %s\n", fl.trace, line)
 	}
 	if !given && trace.CheckBlockSize(fl.blockTokens) == nil {
 		fl.blockSize = min(fl.blockSize, fl.blockTokens)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 
@@ -63,6 +64,32 @@ func readTrace(file, format string, limit int, blockTokens *int, seed uint64, w 
 	}
 	arrive(list, rng)
 	return list, nil
+}
+
+// doubts returns sentences about requests whose simulation is probably wrong. outputs means that the lengths of answers
+// are given elsewhere.
+func doubts(list []trace.Request, outputs bool) (lines []string) {
+	const root = math.MaxUint64 // before the first id of a prompt
+	before, mixed, answers := map[uint64]uint64{}, map[uint64]bool{}, outputs
+	for i := range list {
+		answers = answers || list[i].OutputLength > 0
+		last := uint64(root)
+		for _, id := range list[i].HashIDs {
+			if of, found := before[id]; found && of != last {
+				mixed[id] = true
+			}
+			before[id], last = last, id
+		}
+	}
+	if !answers {
+		lines = append(lines, "no request has an output_length above 0, so every answer has one token; --output-tokens sets "+
+			"another length")
+	}
+	if len(mixed) > 0 {
+		lines = append(lines, fmt.Sprintf("%d of %d hash ids follow different ids: an id must stand for its tokens and all "+
+			"earlier tokens, otherwise the reuse is wrong", len(mixed), len(before)))
+	}
+	return lines
 }
 
 // arrive sets the times of a Poisson process with a request a second.

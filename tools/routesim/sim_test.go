@@ -523,6 +523,35 @@ func checkDetected(t *testing.T, dir string, run func(...string) (string, error)
 	}
 }
 
+// TestDoubts: a trace without answers, or with ids that do not stand for all earlier tokens, gives a note.
+func TestDoubts(t *testing.T) {
+	chained := []trace.Request{{HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 4}}, {HashIDs: []uint64{5}}}
+	plain := []trace.Request{{OutputLength: 1, HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{2, 3}},
+		{HashIDs: []uint64{4, 3}}}
+	for _, x := range []struct {
+		list    []trace.Request
+		outputs bool
+		want    string
+	}{{chained, true, ""}, {chained, false, "every answer has one token"}, {plain, false, "2 of 4 hash ids follow different ids"}} {
+		if got := strings.Join(doubts(x.list, x.outputs), "\n"); !strings.Contains(got, x.want) || (got == "") != (x.want == "") ||
+			strings.Contains(got, "\n") {
+			t.Errorf("%q, want %q", got, x.want)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "t.jsonl")
+	if err := os.WriteFile(file, []byte(`{"timestamp": 0, "input_length": 600, "output_length": 0, "hash_ids": [1,2]}
+{"timestamp": 500, "input_length": 600, "output_length": 0, "hash_ids": [3,2]}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var notes strings.Builder
+	fl := flags{trace: file, blockSize: 64}
+	if _, err := fl.traced(false, &notes); err != nil || !strings.Contains(notes.String(), "one token") ||
+		!strings.Contains(notes.String(), "1 of 3 hash ids") {
+		t.Errorf("%q, %v", notes.String(), err)
+	}
+}
+
 // TestProgress checks for a line at the start, for every arm, and every two seconds.
 func TestProgress(t *testing.T) {
 	var out strings.Builder

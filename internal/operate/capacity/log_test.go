@@ -145,7 +145,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestReportBounds: beyond the stored requests, hit rates are lower bounds, and differences are lower bounds or unknown.
+// TestReportBounds: beyond the stored requests, hit rates are lower bounds, and differences are lower bounds or
+// unknown.
 func TestReportBounds(t *testing.T) {
 	l := NewLog(16, 1<<16)
 	loop := prompt(rand.New(rand.NewPCG(*seed, 2)), 1000)
@@ -165,8 +166,8 @@ func TestReportBounds(t *testing.T) {
 	if device, host := out.Tiers[0], out.Tiers[1]; device.ShareBound || !device.LastBound || !host.ShareBound {
 		t.Errorf("%+v", out.Tiers)
 	}
-	if text := strings.Join(out.Advice, "\n"); strings.Contains(text, " 0.0 points") || strings.Contains(text, "separate") ||
-		!strings.Contains(text, "the benefit of the last 30 % of host memory is unknown") {
+	if text := strings.Join(out.Advice, "\n"); strings.Contains(text, " 0.0 points") ||
+		strings.Contains(text, "separate") || !strings.Contains(text, "the benefit of the last 30 % of host memory is unknown") {
 		t.Error(text)
 	}
 }

@@ -54,6 +54,17 @@ func Explain(cmd *cobra.Command, tables ...Columns) *cobra.Command {
 	return cmd
 }
 
+// defined is the annotation of a command with terms: the title, and the indented list in the other lines.
+const defined = "kvatlas_terms"
+
+// Define adds an indented list of names, which the help has in Long, to the command's part of docs/reference.md.
+func Define(cmd *cobra.Command, title, list string) {
+	if cmd.Annotations == nil {
+		cmd.Annotations = map[string]string{}
+	}
+	cmd.Annotations[defined] = title + "\n" + strings.Trim(list, "\n")
+}
+
 // columnsOf returns the columns of a command's tables.
 func columnsOf(cmd *cobra.Command) (tables []Columns) {
 	for line := range strings.Lines(cmd.Annotations[explained]) {

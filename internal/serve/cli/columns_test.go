@@ -34,3 +34,15 @@ func TestColumns(t *testing.T) {
 		}
 	}
 }
+
+// TestDefine: the Markdown of a command has the list of names as a block.
+func TestDefine(t *testing.T) {
+	cmd := &cobra.Command{Use: "x", Run: func(*cobra.Command, []string) {}}
+	if text := markdownOf(cmd); strings.Contains(text, "Arms") {
+		t.Error(text)
+	}
+	Define(cmd, "Arms", "\n  random   knows nothing\n  sticky   one worker\n")
+	if text := markdownOf(cmd); !strings.Contains(text, "Arms:\n\n    random   knows nothing\n    sticky   one worker\n\n") {
+		t.Error(text)
+	}
+}

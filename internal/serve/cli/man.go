@@ -218,6 +218,9 @@ func markdownOf(cmd *cobra.Command) string {
 		}
 		b.WriteString("\n")
 	}
+	if title, list, found := strings.Cut(cmd.Annotations[defined], "\n"); found {
+		fmt.Fprintf(&b, "%s:\n\n  %s\n\n", title, strings.ReplaceAll(list, "\n", "\n  "))
+	}
 	if schema := cmd.Annotations[jsonSchema]; schema != "" {
 		fmt.Fprintf(&b, "Output with `--json`:\n\n    %s\n\n", wrap(schema, "      ", 4))
 	}

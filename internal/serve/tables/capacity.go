@@ -48,7 +48,8 @@ func capacityTiers(w io.Writer, c *api.Capacity) {
 		if t.ShareBound {
 			share = ">= " + share
 		}
-		rows = append(rows, []any{t.Tier, t.Blocks, t.Source, share, points(t.Doubled, t.Beyond), points(t.Last, t.LastBound)})
+		rows = append(rows, []any{t.Tier, t.Blocks, t.Source, share, points(t.Doubled, t.Beyond),
+			points(t.Last, t.LastBound)})
 	}
 	CapacityColumns.Table(w, rows)
 	cli.Fprintf(w, "\n")

@@ -240,8 +240,8 @@ var (
 		"BLOCKS", "size of the tier in all workers together",
 		"SIZE", "source of the size",
 		"HIT RATE", "share of the prompts' blocks found in this tier and the tiers before it; >= beyond the known sizes",
-		"TWICE THE SIZE", "additional hit rate with twice the size of the tier",
-		"LAST 30 %", "loss of hit rate without 30 % of the tier")
+		"TWICE THE SIZE", "additional hit rate with twice the size of the tier; >= or unknown beyond the known sizes",
+		"LAST 30 %", "loss of hit rate without 30 % of the tier; >= or unknown beyond the known sizes")
 
 	CapacityPointsColumns = columns("size of the cache",
 		"BLOCKS", "size in all workers together",
