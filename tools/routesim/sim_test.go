@@ -532,9 +532,12 @@ func TestDoubts(t *testing.T) {
 		list    []trace.Request
 		outputs bool
 		want    string
-	}{{chained, true, ""}, {chained, false, "every answer has one token"}, {plain, false, "2 of 4 hash ids follow different ids"}} {
-		if got := strings.Join(doubts(x.list, x.outputs), "\n"); !strings.Contains(got, x.want) || (got == "") != (x.want == "") ||
-			strings.Contains(got, "\n") {
+	}{
+		{chained, true, ""}, {chained, false, "every answer has one token"},
+		{plain, false, "2 of 4 hash ids follow different ids"},
+	} {
+		got := strings.Join(doubts(x.list, x.outputs), "\n")
+		if !strings.Contains(got, x.want) || (got == "") != (x.want == "") || strings.Contains(got, "\n") {
 			t.Errorf("%q, want %q", got, x.want)
 		}
 	}

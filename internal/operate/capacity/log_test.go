@@ -166,8 +166,9 @@ func TestReportBounds(t *testing.T) {
 	if device, host := out.Tiers[0], out.Tiers[1]; device.ShareBound || !device.LastBound || !host.ShareBound {
 		t.Errorf("%+v", out.Tiers)
 	}
-	if text := strings.Join(out.Advice, "\n"); strings.Contains(text, " 0.0 points") ||
-		strings.Contains(text, "separate") || !strings.Contains(text, "the benefit of the last 30 % of host memory is unknown") {
+	text = strings.Join(out.Advice, "\n")
+	if strings.Contains(text, " 0.0 points") || strings.Contains(text, "separate") ||
+		!strings.Contains(text, "the benefit of the last 30 % of host memory is unknown") {
 		t.Error(text)
 	}
 }

@@ -42,7 +42,8 @@ func TestDefine(t *testing.T) {
 		t.Error(text)
 	}
 	Define(cmd, "Arms", "\n  random   knows nothing\n  sticky   one worker\n")
-	if text := markdownOf(cmd); !strings.Contains(text, "Arms:\n\n    random   knows nothing\n    sticky   one worker\n\n") {
+	const want = "Arms:\n\n    random   knows nothing\n    sticky   one worker\n\n"
+	if text := markdownOf(cmd); !strings.Contains(text, want) {
 		t.Error(text)
 	}
 }
