@@ -28,7 +28,8 @@ type object = map[string]any
 type constant struct{ value, comment string }
 
 // comments has the comments of types and fields, by package.Type and package.Type.Field, and the constants of types, by
-// package.Type. named has the JSON names of fields by Go name, for Go names of two words or more; "": several, or a type.
+// package.Type. named has the JSON names of fields by Go name, for Go names of two words or more; "": several, or a
+// type.
 type comments struct {
 	said      map[string]string
 	constants map[string][]constant
