@@ -295,6 +295,30 @@ func TestRegisteredGroups(t *testing.T) {
 	// With chunks of four blocks, the engine has the second chunk up to block 6, and no block of the third.
 	full, chunks := stored(0, "full_attention", all...), stored(1, "chunked_local_attention", 4, 5, 6)
 	last := stored(1, "chunked_local_attention", 8, 9)
+	check := func(i int, groups string, list []map[string]any, device uint32, bound api.Bound) {
+		t.Helper()
+		engine := startPublisher(t)
+		instance := fmt.Sprint(i)
+		body, err := json.Marshal(map[string]any{
+			"instance_id": i, "endpoint": engine.endpoint, "model_name": "m", "block_size": harness.BlockSize,
+			"kv_groups": groups,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status, text, err := harness.Request(x.HTTP, "POST", "/register", string(body)); err != nil ||
+			status != 201 {
+			t.Fatal(status, text, err)
+		}
+		if err := engine.WaitSubscribers(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		engine.publish(list...)
+		x.WaitDepth(t, "m", prompt, instance, device)
+		if o := harness.OverlapOf(t, x, "m", instance, harness.Prompt{Tokens: prompt}); o.Bound != bound {
+			t.Errorf("kv_groups %q: %+v, want bound %q", groups, o, bound)
+		}
+	}
 	for i, c := range []struct {
 		groups string
 		events []map[string]any
@@ -308,28 +332,15 @@ func TestRegisteredGroups(t *testing.T) {
 		{"full:eagle,chunked:64", []map[string]any{full, chunks, last}, 9, ""},
 		{"full:eagle", []map[string]any{full}, 9, ""},
 	} {
-		engine := startPublisher(t)
-		instance := fmt.Sprint(i)
-		body, err := json.Marshal(map[string]any{
-			"instance_id": i, "endpoint": engine.endpoint, "model_name": "m", "block_size": harness.BlockSize,
-			"kv_groups": c.groups,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if status, text, err := harness.Request(x.HTTP, "POST", "/register", string(body)); err != nil ||
-			status != 201 {
-			t.Fatal(status, text, err)
-		}
-		if err := engine.WaitSubscribers(t.Context(), 1); err != nil {
-			t.Fatal(err)
-		}
-		engine.publish(c.events...)
-		x.WaitDepth(t, "m", prompt, instance, c.device)
-		if o := harness.OverlapOf(t, x, "m", instance, harness.Prompt{Tokens: prompt}); o.Bound != c.bound {
-			t.Errorf("kv_groups %q: %+v, want bound %q", c.groups, o, c.bound)
-		}
+		check(i, c.groups, c.events, c.device, c.bound)
 	}
+	// The first engine is registered again, with its groups.
+	if status, text, err := harness.Request(x.HTTP, "POST", "/unregister",
+		`{"instance_id":0,"model_name":"m"}`); err != nil || status != 200 {
+		t.Fatal(status, text, err)
+	}
+	x.WaitDepth(t, "m", prompt, "0", 0)
+	check(0, "full,chunked:64", []map[string]any{full, chunks}, 8, "")
 }
 
 // publisher is an engine's socket for events from a test.

@@ -85,7 +85,7 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 	b.WriteString("\n## Exit statuses\n\n| status | meaning |\n|---|---|\n" + statuses())
 
 	b.WriteString("\n## Findings of indexer doctor\n\n`id` in `indexer doctor --json`. [doctor.md](doctor.md) explains the " +
-		"report.\n\n| id | severity | meaning |\n|---|---|---|\n")
+		"report, which has the remedy of each finding.\n\n| id | severity | meaning |\n|---|---|---|\n")
 	for _, f := range doctor.Faults() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.ID, cmp.Or(f.Severity, "either"), escape(f.Meaning))
 	}

@@ -205,7 +205,7 @@ type Answer struct {
 
 	Workers []Overlap `json:"workers" msgpack:"workers"` // best first, without missing partitions
 
-	// ByEndpoint has the ranks by serving address, best first, if Query.ByEndpoint is set. Workers then has only ranks
+	// ByEndpoint has the ranks by serving address, best first, if the query has ByEndpoint. Workers then has only ranks
 	// without a registered address.
 	ByEndpoint map[string][]Overlap `json:"by_endpoint,omitempty" msgpack:"by_endpoint,omitempty"`
 

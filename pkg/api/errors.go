@@ -37,11 +37,11 @@ const (
 	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
 	CodeUnavailable       Code = "unavailable"         // NATS or the storage of NATS does not answer
 	CodeUnauthorized      Code = "unauthorized"        // add the token
-	CodeForbidden         Code = "forbidden"           // not allowed from a web page of another site
+	CodeForbidden         Code = "forbidden"           // token or user without the role; request from another site
 	CodeWrongMethod       Code = "wrong_method"        // use a method of the header Allow
 	CodeRequestTimeout    Code = "request_timeout"     // the body did not arrive in time: send the whole body at once
 	CodeWrongContentType  Code = "wrong_content_type"  // use application/json or application/msgpack
-	CodeInternal          Code = "internal"            // a bug of kvatlas
+	CodeInternal          Code = "internal"            // a bug of kvatlas; of a client also: the server is not an indexer
 )
 
 var httpStatus = map[Code]int{

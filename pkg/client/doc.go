@@ -26,8 +26,8 @@
 //     all requests are hedged, or ten per second if that is more, and a hundred at once after a time without hedging. A
 //     Select is never hedged, since every copy would take a place in the queue of a busy fleet.
 //
-// The client returns the first answer. It sends Verify and Snapshot once. It retries a booking only if no node has
-// received the request.
+// The client returns the first answer. It retries requests with other effects, such as a Verify, a Snapshot and a
+// booking, only if no node has received the request.
 //
 // # Errors
 //

@@ -138,4 +138,12 @@ func TestMainGroupOfAnotherBlockSize(t *testing.T) {
 			t.Errorf("event %d: %+v, want %d with window %d", i, got, c.events, c.window)
 		}
 	}
+	decode(2, 2, 2)
+	if got := decode(0, 4, 1); got[0].Window != unannounced {
+		t.Errorf("with a further group: window %d", got[0].Window)
+	}
+	d.Reset()
+	if got := decode(0, 4, 1); got[0].Window != 0 {
+		t.Errorf("a new engine: window %d", got[0].Window)
+	}
 }

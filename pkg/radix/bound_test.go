@@ -29,6 +29,7 @@ func TestBoundsEnd(t *testing.T) {
 		{other(1, events.AttentionChunkedLocal, 0), true, 0},
 		{other(1, events.AttentionChunkedLocal, 64), false, 0},
 		{other(1, events.AttentionFull, 0), false, 1}, // the group is not a main group
+		{other(1, events.AttentionChunkedLocal, 64), false, 0},
 		{unseen, true, 0},
 		{full, true, 0},
 		{clear, false, 0},

@@ -143,11 +143,21 @@ func (e *Engine) read(w http.ResponseWriter, r *http.Request) (q request, prompt
 	if err == nil {
 		prompts, err = e.prompts(&q)
 	}
-	if err != nil || q.Model != e.Model {
-		http.Error(w, fmt.Sprintf(`{"error":{"message":"model %q: %v"}}`, q.Model, err), http.StatusBadRequest)
+	if err == nil && q.Model != e.Model {
+		err = fmt.Errorf("the model %q does not exist; this engine serves %s", q.Model, e.Model)
+	}
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err.Error())
 		return q, nil, false
 	}
 	return q, prompts, true
+}
+
+// refuse sends an error in OpenAI's form.
+func refuse(w http.ResponseWriter, status int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": message, "code": status}})
 }
 
 // tokenize answers as vLLM does.
@@ -161,7 +171,7 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
 func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 	if status := int(e.failure.Load()); status != 0 {
 		e.failed.Add(1)
-		http.Error(w, `{"error":{"message":"the engine fails"}}`, status)
+		refuse(w, status, "the engine fails")
 		return
 	}
 	q, prompts, ok := e.read(w, r)
@@ -177,7 +187,7 @@ func (e *Engine) complete(w http.ResponseWriter, r *http.Request) {
 	for _, prompt := range prompts {
 		hit, err := e.Serve(prompt, answer)
 		if err != nil {
-			http.Error(w, fmt.Sprintf(`{"error":{"message":%q}}`, err), http.StatusServiceUnavailable)
+			refuse(w, http.StatusServiceUnavailable, err.Error())
 			return
 		}
 		length, cached = length+len(prompt), cached+hit*e.BlockSize

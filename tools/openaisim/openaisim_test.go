@@ -1,6 +1,8 @@
 package openaisim
 
 import (
+	"cmp"
+	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
@@ -23,7 +25,7 @@ func TestAnswers(t *testing.T) {
 		{"v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"a"},` +
 			`{"role":"assistant","content":"x "},{"role":"user","content":"b"}]}`, `"cached_tokens":4`},
 		{"v1/completions", `{"model":"x","prompt":[1]}`, "model"},
-		{"v1/completions", `{"model":"m","prompt":{}}`, "model"},
+		{"v1/completions", `{"model":"m","prompt":{}}`, "json"},
 		{"v1/completions", `{"model":"m","prompt":["a b","c"]}`, `"prompt_tokens":3`},
 		{"v1/completions", `{"model":"m","prompt":[[1,2],[3]]}`, `"prompt_tokens":3`},
 		{"v1/responses", `{"model":"m","input":"a b"}`, `"input_tokens":5`},
@@ -46,6 +48,36 @@ func TestAnswers(t *testing.T) {
 		r.Body.Close()
 		if err != nil || !strings.Contains(string(text), c.want) {
 			t.Errorf("%s: %s, %v, want %s", c.body, text, err, c.want)
+		}
+	}
+}
+
+// TestRefusals: refused requests get errors in JSON. The error for an unknown model has the served model.
+func TestRefusals(t *testing.T) {
+	e, err := Start("127.0.0.1:0", Options{Model: "m", BlockSize: 2, Tokens: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Kill)
+	for _, c := range []struct {
+		body, want string
+		fail       int
+	}{
+		{`{"model":"no\"pe","prompt":[1]}`, `the model "no\"pe" does not exist; this engine serves m`, 0},
+		{`{"model":"m","prompt":{}}`, "json: ", 0},
+		{`{"model":"m","prompt":[1]}`, "the engine fails", http.StatusServiceUnavailable},
+	} {
+		e.Fail(c.fail)
+		r, err := http.Post("http://"+e.Addr+"/v1/completions", "application/json", strings.NewReader(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var body struct{ Error struct{ Message string } }
+		err = json.NewDecoder(r.Body).Decode(&body)
+		r.Body.Close()
+		if form := r.Header.Get("Content-Type"); err != nil || form != "application/json" ||
+			!strings.Contains(body.Error.Message, c.want) || r.StatusCode != cmp.Or(c.fail, http.StatusBadRequest) {
+			t.Errorf("%s: %d, %s, %+v, %v, want %s", c.body, r.StatusCode, form, body, err, c.want)
 		}
 	}
 }

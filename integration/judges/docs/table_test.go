@@ -193,7 +193,10 @@ var table = map[string]page{
 	"docs/text.md": {given: []string{
 		`echo 'models: {llama: {tokenize: "http://127.0.0.1:8000"}}' > tokenizers.yaml`,
 		`echo '[{"role":"user","content":"hello"}]' > chat.json`, "vllm serve llama",
-		"indexer serve --tokenizers tokenizers.yaml", "worker-shim run --engine-http http://127.0.0.1:8000"}},
+		"indexer serve --tokenizers tokenizers.yaml", "worker-shim run --engine-http http://127.0.0.1:8000"},
+		exceptions: []exception{
+			{begins: "kubectl -n inference create secret generic engine-token", covered: "needs Kubernetes: TestValues"},
+		}},
 	"docs/top.md": {given: engine, exceptions: []exception{
 		{begins: "$ indexer top", covered: "needs a terminal: TestTop"},
 	}},
@@ -237,6 +240,8 @@ var table = map[string]page{
 		}},
 	"docs/reference.md":                   {covered: "synopses: TestReferencePages"},
 	"docs/kubernetes.md":                  {covered: kubernetes},
+	"docs/gateways-kubernetes.md":         {covered: kubernetes},
+	"docs/upgrade-kubernetes.md":          {covered: kubernetes},
 	"deploy/helm/kvatlas/README.md":       {covered: kubernetes},
 	"deploy/kubernetes/README.md":         {covered: kubernetes},
 	"deploy/kubernetes/gateway/README.md": {covered: kubernetes},

@@ -44,6 +44,8 @@ indexer:
   partitionReplicas: 3
   drainTimeout: 60
   extraArgs: [--policy=least_load, --metrics-workers=100]
+  extraVolumes: [{name: engine-token, secret: {secretName: my-engine-token, defaultMode: 0440}}]
+  extraVolumeMounts: [{name: engine-token, mountPath: /etc/engine-token, readOnly: true}]
   resources: {requests: {cpu: 500m}, limits: {memory: 8Gi}}
   nodeSelector: {disk: fast}
   tolerations: [{key: gpu, operator: Exists}]
@@ -173,10 +175,15 @@ func TestValues(t *testing.T) {
 		check(probe, at(container, probe, "httpGet", "scheme"), "HTTPS")
 	}
 	secrets := fmt.Sprint(at(pod, "volumes"))
-	for _, name := range []string{"my-token", "my-tls", "my-key", "nats-ca", "my-gateways", "my-front-proxy"} {
+	for _, name := range []string{"my-token", "my-tls", "my-key", "nats-ca", "my-gateways", "my-front-proxy",
+		"my-engine-token"} {
 		if !strings.Contains(secrets, "secretName:"+name) {
 			t.Errorf("no volume has the secret %s: %s", name, secrets)
 		}
+	}
+	if mounts := fmt.Sprint(at(container, "volumeMounts")); !strings.Contains(mounts,
+		"map[mountPath:/etc/engine-token name:engine-token readOnly:true]") {
+		t.Errorf("the indexers do not mount extraVolumeMounts: %s", mounts)
 	}
 	check("grpc", at(all["Service kvatlas-indexer"], "spec", "ports", 1, "port"), 9003)
 	check("external metrics", at(all["Service kvatlas-indexer"], "spec", "ports", 2, "port"), 6444)
@@ -268,6 +275,8 @@ externalMetrics: {enabled: true, caBundle: Y2E=, port: 9002}
 		"indexer: {replicas: three}":                 "replicas",
 		"indexer: {replicas: 0}":                     "replicas",
 		"indexer: {extraArgs: [policy]}":             "extraArgs",
+		"indexer: {extraVolumes: [{secret: {}}]}":    "extraVolumes",
+		"indexer: {extraVolumeMounts: [{name: a}]}":  "extraVolumeMounts",
 		"http: {tokenSecret: \"\"}":                  "tokenSecret",
 		"namespace: Prod":                            "namespace",
 		"nats: {mode: none}":                         "mode",

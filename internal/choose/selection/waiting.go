@@ -19,7 +19,10 @@ import (
 )
 
 const (
-	sweep    = 60 * time.Second // interval of checks of waiting requests without a change
+	// sweep is the interval of checks of waiting requests without a change of the bookings: reports of engines and
+	// registrations of workers change too. A node requests reports from the shims only for 10 s after a choice.
+	sweep = 5 * time.Second
+
 	overlaps = 10 * time.Second // interval of new lookups for a waiting request
 )
 

@@ -324,6 +324,46 @@ func TestQueueOfPools(t *testing.T) {
 	}
 }
 
+// TestWaitsForEnginesAndWorkers: a request waits while the only engine reports the load of other routers. It goes
+// seconds after a report of less load, or after the arrival of another worker, without a change of the bookings.
+func TestWaitsForEnginesAndWorkers(t *testing.T) {
+	for _, arrives := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := withQueue(t, 2, nil)
+			all := f.pool
+			f.pool = &registry.Pool{Model: all.Model, Ranks: all.Ranks[:1]}
+			reports, began := load.NewEngines(), time.Now()
+			f.service.cfg.Engines = func(read func(use func(events.RankKey) load.EngineUse)) {
+				reports.Read(time.Since(began), read)
+			}
+			report := func(tokens uint64) {
+				reports.Add(time.Since(began), []events.EngineLoad{{Worker: "w00", Running: ptr(uint64(1)),
+					Waiting: ptr(uint64(0)), UsedBlocks: ptr(uint64(1)), WaitingTokens: &tokens}},
+					func(events.RankKey) load.Load { return load.Load{} })
+			}
+			report(1000)
+			got := make(chan outcome, 1)
+			f.send(t.Context(), request("r", 20), got)
+			synctest.Wait()
+			f.pending(t, 1)
+			want := events.WorkerID("w00")
+			if arrives {
+				f.pool, want = all, "w01"
+			} else {
+				report(0)
+			}
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if len(got) != 1 {
+				t.Fatal("the request still waits")
+			}
+			if o := <-got; o.err != nil || o.s.Worker != want || !o.s.Booked {
+				t.Errorf("%+v", o)
+			}
+		})
+	}
+}
+
 // TestQueueUnderLoad sends and frees many requests at once, with deadlines: all get an answer, and no request waits at
 // the end.
 func TestQueueUnderLoad(t *testing.T) {

@@ -101,6 +101,12 @@ func TestUnsupportedNodes(t *testing.T) {
 		!strings.Contains(said, "node c writes records of version 2") {
 		t.Errorf("it says %q", said)
 	}
+	m.Announce(Advertisement{}, false)
+	m.Step(2*time.Second, 3, &Look{Records: []Seen{{Record{Version: 1, Node: "b", Heartbeat: 2, Partitions: 4}, 3},
+		{Record{Version: 1, Node: "c", Heartbeat: 2, Partitions: 4}, 4}}})
+	if len(m.Peers()) != 2 || len(m.Problems()) != 0 {
+		t.Errorf("after the restart of both with this node's settings: peers %+v, problems %q", m.Peers(), m.Problems())
+	}
 }
 
 // TestSilenceOfNATSAgesNoNode lets an hour pass without an acknowledgement.

@@ -226,7 +226,10 @@ func TestClaimsAreBounded(t *testing.T) {
 	if due := c.dueClaims(claimGrace); len(due) != 3 {
 		t.Errorf("%d due claims, including a new claim", len(due))
 	}
-	c.see(c.claim("w", "m66", false))
+	c.see(c.claim("w", "m66", false), c.claim("w", "m1", false), c.claim("w", "m65", true)) // there is room now
+	if !c.Claimed("w", "m65") || c.Claimed("w", "m1") {
+		t.Error("a claim does not count after the end of another")
+	}
 	c.observe(jetstream.Watched{Err: errors.New("away")})
 	if due := c.dueClaims(time.Hour); len(due) != 0 {
 		t.Errorf("due while the bucket cannot be watched: %v", due)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/hicache"
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
@@ -43,6 +44,15 @@ func TestStatesHaveExits(t *testing.T) {
 			leave: worker(api.WorkerSpec{Endpoint: "http://h:1"}), state: api.WorkerIncomplete, why: "serving address"},
 		"a field of another release": {enter: worker(api.WorkerSpec{Role: "dreaming"}),
 			leave: worker(api.WorkerSpec{Role: api.RoleDecode}), state: api.WorkerIncomplete, why: "dreaming"},
+		"an address that is not used, until an operator changes it": {enter: worker(api.WorkerSpec{Endpoint: "http://h:1?q"}),
+			leave: worker(api.WorkerSpec{Endpoint: "http://h:1?q"}),
+			after: &Operator{Change: api.WorkerSpec{Endpoint: "http://h:1"}}, state: api.WorkerIncomplete,
+			why: "serving address"},
+		"the engine sleeps": {enter: shim(ShimState{Engine: api.EngineAsleep, Why: "it reports so"}),
+			leave: shim(ShimState{Engine: api.EngineConnected}), state: api.WorkerUnschedulable, why: "its engine sleeps"},
+		"a store that is not used": {enter: func(r *Record) {
+			r.L3 = &hicache.Config{SGLang: &hicache.SGLang{Backend: "file", Directory: "/elsewhere"}}
+		}, leave: func(*Record) {}, state: api.WorkerSchedulable, why: "its shared store is not used"},
 		"two roles": {enter: worker(api.WorkerSpec{Role: api.RoleDecode}),
 			leave: worker(api.WorkerSpec{Role: api.RolePrefill}), beside: worker(api.WorkerSpec{Role: api.RolePrefill}),
 			state: api.WorkerIncomplete, why: "several roles"},

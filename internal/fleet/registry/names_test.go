@@ -95,7 +95,11 @@ func TestNamesOfModels(t *testing.T) {
 	c.resolves("chat", `model "m" and model "other"`)
 	c.resolves("sql", `adapter "sql" of model "m" and adapter "sql" of model "other"`)
 	c.reports(`"chat" (model "m" and model "other")`)
+	c.see(c.accepting("w3", "other", nil, []string{"sql"})) // it no longer accepts chat
+	c.resolves("chat", "m")
+	c.resolves("sql", `adapter "sql" of model "m" and adapter "sql" of model "other"`)
 	c.see(c.accepting("w3", "", nil, nil))
+	c.resolves("sql", "m+sql")
 	c.resolves("chat", "m")
 	c.see(c.accepting("w5", "m", nil, []string{"*"})) // it loads any adapter
 	c.resolves("*", "*")

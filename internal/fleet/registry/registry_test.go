@@ -275,8 +275,15 @@ func TestExpiredAreNamed(t *testing.T) {
 		s.shim(name, MinLease)()
 	}
 	named(time.Now(), "back", "gone")
+	if !s.wasCleared("back") || !s.wasCleared("gone") {
+		t.Error("a rank was removed before the end of its incarnation")
+	}
 	s.shim("back", time.Hour)
 	named(time.Now(), "gone")
+	s.until("the worker is schedulable again", func() bool {
+		r := s.nodes[1].Pool("m").Rank(events.RankKey{Instance: "back"})
+		return r != nil && r.Record.State == api.WorkerSchedulable
+	})
 	if _, err := s.nodes[0].Remove(s.ctx, "never"); code(err) != api.CodeUnknownWorker {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
+	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
 // TestShimStates has a shim report states. Every node soon has the state in answers, in the list of workers, in the
@@ -110,12 +111,13 @@ func TestShimStates(t *testing.T) {
 }
 
 // TestShimStatesOfAnEarlierServer: records from before the start of the bucket's server in this process have no valid
-// shim state, until the shims renew.
+// shim state, until the shims renew or the leases end.
 func TestShimStatesOfAnEarlierServer(t *testing.T) {
 	s := newSite(t)
-	end := s.shim("before", time.Hour)
-	s.until("it is known", func() bool { return s.know("before") })
+	end, endOther := s.shim("before", time.Hour), s.shim("ends", time.Hour)
+	s.until("both are known", func() bool { return s.know("before", "ends") })
 	end()
+	endOther()
 	time.Sleep(2 * time.Millisecond) // the server's timestamps use the same clock
 	node := New(Config{Namespace: s.ns, Bucket: s.bucket, Began: time.Now(), Clear: s.nodes[0].cfg.Clear})
 	running, stop := context.WithCancel(s.ctx)
@@ -129,17 +131,23 @@ func TestShimStatesOfAnEarlierServer(t *testing.T) {
 		<-done
 	}()
 	s.until("the watch of the node is complete", node.Current)
-	marked := func() bool {
-		a := &api.Answer{Workers: []api.Overlap{{Instance: "before"}}}
+	marked := func(name events.WorkerID) bool {
+		a := &api.Answer{Workers: []api.Overlap{{Instance: name}}}
 		node.impaired.mark(a)
 		return a.Workers[0].CatchingUp
 	}
-	if !marked() {
+	if !marked("before") || !marked("ends") {
 		t.Error("no remark about a shim without a renewal since the start of the server")
 	}
 	end = s.shim("before", time.Hour)
-	s.until("the shim has renewed", func() bool { return !marked() })
+	s.until("the shim has renewed", func() bool { return !marked("before") })
 	end()
+	if !marked("ends") {
+		t.Error("the renewal of one shim ends the remark about another")
+	}
+	key := must(jetstream.WorkerKey(must(s.ns.PartitionOf("ends")), events.RankKey{Instance: "ends"}))
+	must(s.bucket.Delete(s.ctx, key, must(s.bucket.Latest(s.ctx, key)).Revision))
+	s.until("the lease has ended", func() bool { return !marked("ends") })
 }
 
 // TestNotesNameAFew: a note about many ranks names a few and counts the rest.

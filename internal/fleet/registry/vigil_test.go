@@ -35,10 +35,10 @@ func (a *absence) of(_ context.Context, ranks []events.RankKey) (list []events.R
 	return list, nil
 }
 
-func (a *absence) set(name events.WorkerID) {
+func (a *absence) set(name events.WorkerID, absent bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ranks[events.RankKey{Instance: name}] = true
+	a.ranks[events.RankKey{Instance: name}] = absent
 }
 
 // watchful is a site with a node that checks for absent shims, and with the addresses of engines.
@@ -125,8 +125,8 @@ func TestDeadAddress(t *testing.T) {
 	}
 	w.present("dead")
 	w.present("shimless")
-	w.set("dead")
-	w.set("shimless")
+	w.set("dead", true)
+	w.set("shimless", true)
 	served.Close() // the shim is connected, and would report a gone engine
 	dead.Close()
 	w.until("the dead worker is cleared", func() bool { return w.wasCleared("dead") })
@@ -146,6 +146,50 @@ func TestDeadAddress(t *testing.T) {
 	}
 }
 
+// TestEndedLeaseReturns: a node has ended the lease of a live shim, or the lease has expired, and the clear has not
+// succeeded yet. The worker is unschedulable until the shim's next renewal.
+func TestEndedLeaseReturns(t *testing.T) {
+	for name, dead := range map[string]bool{"a dead address": true, "an expired lease": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWatchful(t)
+			w.hangs = "w"
+			key := events.RankKey{Instance: "w"}
+			is := func(want api.WorkerState, why string) {
+				t.Helper()
+				w.until(fmt.Sprintf("the worker is %s", want), func() bool {
+					r := w.node.Pool("m").Rank(key)
+					return r != nil && r.Record.State == want && strings.Contains(strings.Join(r.Record.Reasons, "; "), why)
+				})
+			}
+			renew := func() { w.shim("w", time.Hour) }
+			if engine := listener(t); dead {
+				l := w.serving("w", engine.Addr().String(), time.Now())
+				held := must(w.bucket.Latest(w.ctx, l.name)).Revision
+				w.answered(engine.Addr().String())
+				w.present("w")
+				is(api.WorkerSchedulable, "")
+				w.set("w", true)
+				engine.Close()
+				renew = func() {
+					w.set("w", false)
+					if _, expired, err := l.renew(w.ctx, held); err != nil || !expired {
+						t.Errorf("the renewal after the end: expired %v, %v", expired, err)
+					}
+				}
+			} else {
+				w.shim("w", MinLease)()
+			}
+			<-w.hanging
+			is(api.WorkerUnschedulable, "its lease has expired")
+			renew()
+			is(api.WorkerSchedulable, "")
+			if w.wasCleared("w") {
+				t.Error("the worker was cleared")
+			}
+		})
+	}
+}
+
 // TestAddressIsTaken: a new worker at the address of a worker without a shim replaces the old worker, although the
 // address accepts. With the old shim, both stay.
 func TestAddressIsTaken(t *testing.T) {
@@ -155,7 +199,7 @@ func TestAddressIsTaken(t *testing.T) {
 	w.serving("away", address, now.Add(-2*time.Minute))
 	w.serving("there", address, now.Add(-time.Minute))
 	w.present("away")
-	w.set("away")
+	w.set("away", true)
 	w.serving("new", address, now)
 	w.until("the old worker is cleared", func() bool { return w.wasCleared("away") })
 	w.until("it is gone", func() bool { return w.know("new", "there") })

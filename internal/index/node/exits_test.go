@@ -85,6 +85,56 @@ func TestCopiesProblemEnds(t *testing.T) {
 	}
 }
 
+// TestMissingEventsEnd: events of a rank are missing after a gap of event ids, until the rank's next incarnation. Later
+// events of the same incarnation count meanwhile.
+func TestMissingEventsEnd(t *testing.T) {
+	m := NewMachine(radix.New(radix.Config{}), 1)
+	key, seq := events.RankKey{Instance: "w"}, events.StreamSeq(0)
+	for _, step := range []struct {
+		what        string
+		incarnation events.Incarnation
+		id          events.EventID
+		blocks      []events.BlockHash // a prompt from its start
+		missing     bool
+		held        int64
+	}{
+		{"it begins", 1, 1, []events.BlockHash{1, 2}, false, 2},
+		{"a gap", 1, 3, []events.BlockHash{3}, true, 1},
+		{"no further gap", 1, 4, []events.BlockHash{4, 5}, true, 3},
+		{"a new incarnation", 2, 1, []events.BlockHash{6, 7}, false, 2},
+	} {
+		data, err := events.AppendBatch(nil, &events.Batch{Incarnation: step.incarnation, FirstID: step.id, Model: "m",
+			BlockSize: 16, Events: []events.Event{stored(0, step.blocks...)}})
+		seq++
+		if err != nil || !m.Apply(0, []jetstream.Message{{Seq: seq, Time: 1, Key: key, Data: data}}) {
+			t.Fatal(step.what, err)
+		}
+		held := m.index.RankStats(m.parts[0].ranks[key].id).Holdings[0]
+		if missing := len(m.partials(0)) > 0; missing != step.missing || held != step.held {
+			t.Errorf("%s: events are missing: %t, %d blocks", step.what, missing, held)
+		}
+	}
+}
+
+// TestBehindEnds: a partition with messages that stay unapplied is behind until all of them are applied.
+func TestBehindEnds(t *testing.T) {
+	now := time.Now()
+	s := &serving{reading: &reading{kept: &kept{last: 10}}}
+	pt := &partition{policy: &policy{started: now}, wanted: true, phase: s}
+	for _, step := range []struct {
+		after   time.Duration
+		applied events.StreamSeq
+		behind  bool
+	}{
+		{0, 9, false}, {behindAfter, 9, false}, {behindAfter + 1, 9, true}, {behindAfter + 2, 10, false},
+		{2 * behindAfter, 10, false},
+	} {
+		if pt.tick(now.Add(step.after), step.applied); pt.behind() != step.behind {
+			t.Errorf("after %v with %d applied: behind %t", step.after, step.applied, pt.behind())
+		}
+	}
+}
+
 // TestANodeBecomesReady: a node is ready once its partitions are assigned and all of them have caught up, and stays
 // ready.
 func TestANodeBecomesReady(t *testing.T) {

@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
+	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/pkg/hicache"
@@ -214,7 +216,8 @@ func TestRequestsToTheStore(t *testing.T) {
 
 	release := make(chan struct{})
 	master.Fault(func(http.ResponseWriter, []string) bool { <-release; return false })
-	defer close(release)
+	let := sync.OnceFunc(func() { close(release) })
+	defer let()
 	begun := time.Now()
 	a := find(api.Query{L3TimeoutMS: 30})
 	if a.L3.Status != api.L3OK { // all responses are cached
@@ -230,4 +233,9 @@ func TestRequestsToTheStore(t *testing.T) {
 		time.Since(begun) > patience/2 {
 		t.Errorf("a slow store: after %v %+v", time.Since(begun), a.L3)
 	}
+	let()
+	testkit.Eventually(t, "the store answers again", func() (bool, string) {
+		a := find(api.Query{})
+		return a.L3.Status == api.L3OK, fmt.Sprintf("%+v", a.L3)
+	})
 }

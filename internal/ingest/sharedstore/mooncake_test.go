@@ -360,7 +360,12 @@ func TestMooncakeIsWatched(t *testing.T) {
 	expect("its role")
 	testkit.Eventually(t, "the standby refuses", func() (bool, string) {
 		_, _, err := m.Exists(soon(t), []string{"a"})
-		return errors.Is(err, ErrStandby), fmt.Sprint(err)
+		return errors.Is(err, ErrStandby) && m.Down() != "", fmt.Sprintf("%v, down %q", err, m.Down())
+	})
+	f.SetRole("leader")
+	testkit.Eventually(t, "the leader answers", func() (bool, string) {
+		_, _, err := m.Exists(soon(t), []string{"a"})
+		return err == nil && m.Down() == "", fmt.Sprintf("%v, down %q", err, m.Down())
 	})
 	cancel()
 	<-ended

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kvatlas/kvatlas/pkg/events"
@@ -62,6 +63,46 @@ func TestExaminerReportsBlockSizes(t *testing.T) {
 	}
 }
 
+// TestExaminerFollowsItsRank: an engine's events count if it names a single rank. The first message of the shim's rank
+// ends the credit of another rank. Another rank's events are skipped until a new engine names that rank alone.
+func TestExaminerFollowsItsRank(t *testing.T) {
+	decoder, err := events.NewDecoder(events.DecoderConfig{Engine: events.VLLM, BlockSize: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	x := &Examiner{Decoder: decoder, Found: func(events.Engine, string) {}, Unusable: func(error, uint32) {}, Rank: 1,
+		OtherRank: func(rank events.Rank, skipped bool) { said = append(said, fmt.Sprint(rank, " ", skipped)) }}
+	for i, c := range []struct {
+		rank    int // of the message; -1: a new engine
+		cleared bool
+		stored  int
+		want    string
+	}{
+		{2, false, 1, "2 false"}, {2, false, 1, ""}, // the operator configured the shim for this engine
+		{1, true, 1, ""}, {1, false, 1, ""}, // both ranks publish here
+		{2, false, 0, "2 true"}, {1, false, 1, ""},
+		{-1, false, 0, ""},
+		{2, false, 1, "2 false"},
+	} {
+		said = nil
+		var msg events.Message
+		if c.rank < 0 {
+			x.Reset()
+		} else if msg, _, err = x.Begin(messageOf(t, []int{4}, c.rank)); err != nil {
+			t.Fatal(err)
+		}
+		cleared, stored := false, 0
+		for _, e := range msg.Events {
+			cleared = cleared || e.Kind == events.Cleared
+			stored += len(e.Blocks)
+		}
+		if got := strings.Join(said, ", "); cleared != c.cleared || stored != c.stored || got != c.want {
+			t.Errorf("step %d: cleared %t, %d blocks, reports %q", i, cleared, stored, got)
+		}
+	}
+}
+
 func (x *Examiner) read(t *testing.T, payload []byte) (parts int) {
 	t.Helper()
 	_, more, err := x.Begin(payload)
@@ -77,6 +118,12 @@ func (x *Examiner) read(t *testing.T, payload []byte) (parts int) {
 // blocksOf returns a message that stores a block of every size in a separate group. Size 0 removes the block.
 func blocksOf(t *testing.T, sizes []int) []byte {
 	t.Helper()
+	return messageOf(t, sizes, 0)
+}
+
+// messageOf is blocksOf for a message that names a rank.
+func messageOf(t *testing.T, sizes []int, rank int) []byte {
+	t.Helper()
 	var list []any
 	for i, size := range sizes {
 		event := map[string]any{"type": "BlockStored", "block_hashes": []int{i + 1}, "token_ids": make([]int, size),
@@ -86,7 +133,7 @@ func blocksOf(t *testing.T, sizes []int) []byte {
 		}
 		list = append(list, event)
 	}
-	payload, err := msgpack.Marshal([]any{1.5, list, 0})
+	payload, err := msgpack.Marshal([]any{1.5, list, rank})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -155,10 +155,10 @@ func TestRefusalsThatProveNothing(t *testing.T) {
 	proxy.state(t, api.EngineSilent, cut)
 }
 
-// TestReplaySocketThatIsMute checks that an engine with a formerly working replay socket is silent until its next
-// message. A replay socket that has never replied may not be an engine's.
+// TestReplaySocketThatIsMute checks that an engine with a formerly working replay socket is silent, and gone later,
+// until its next message. A replay socket that has never replied may not be an engine's.
 func TestReplaySocketThatIsMute(t *testing.T) {
-	c := newClock(presence{})
+	c := newClock(presence{goneAfter: 5 * time.Minute})
 	c.opened(c.now)
 	begun := c.now
 	c.mute()
@@ -170,6 +170,14 @@ func TestReplaySocketThatIsMute(t *testing.T) {
 	c.mute()
 	c.state(t, api.EngineSilent, last)
 	c.received(c.now)
+	c.state(t, api.EngineConnected, c.now)
+	last = c.now
+	c.mute()
+	if _, gone := c.pass(5*time.Minute, false); !gone {
+		t.Fatal("not gone after the silence")
+	}
+	c.state(t, api.EngineGone, last.Add(5*time.Minute))
+	c.received(c.now) // the connection never ended
 	c.state(t, api.EngineConnected, c.now)
 }
 

@@ -480,7 +480,9 @@ func (r *runner) report() {
 
 // checkIdle requests missed messages from a silent engine.
 func (r *runner) checkIdle(now time.Time) {
-	r.speakers.tick(now)
+	if r.speakers.tick(now) {
+		r.replaceEngine(now)
+	}
 	r.reportSpeakers()
 	wait := r.cfg.IdleCheck - now.Sub(r.heardAt)
 	if wait <= 0 {

@@ -146,9 +146,14 @@ func (s *speakers) restarted(now time.Time) bool {
 // calm drops the restarts.
 func (s *speakers) calm() { s.restarts, s.muted = nil, time.Time{} }
 
-// tick drops speakers after a long silence.
-func (s *speakers) tick(now time.Time) {
+// tick drops speakers after a long silence, and ends a mute that is over. It reports whether the followed engine
+// counts as another engine from now on: messages were skipped.
+func (s *speakers) tick(now time.Time) (replaced bool) {
 	maps.DeleteFunc(s.others, func(_ speaker, last time.Time) bool { return now.Sub(last) > otherFor })
+	if replaced = !s.muted.IsZero() && !now.Before(s.muted); replaced {
+		s.calm()
+	}
+	return replaced
 }
 
 // several describes the publishing engines; empty: at most a single engine.

@@ -1,13 +1,17 @@
 package shim
 
 import (
+	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
+	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
 // TestSpeakers plays the input of a listening socket: open, close and speak name a connection by number, and speak has
@@ -26,6 +30,9 @@ func TestSpeakers(t *testing.T) {
 		"three restarts on one connection": "open 1; speak 1 a > follow; restart > ok; restart > ok; restart > muted; " +
 			"speak 1 a > skip; wait 61s; speak 1 a > replace; speak 1 a > follow",
 		"restarts far apart": "open 1; speak 1 a > follow; restart > ok; restart > ok; wait 61s; restart > ok",
+		"the mute ends without a message": "open 1; speak 1 a > follow; restart > ok; restart > ok; restart > muted; " +
+			"tick > several; wait 61s; tick > replaced; tick; speak 1 a > follow",
+		"a second topic ends": "open 1; speak 1 a > follow; speak 1 b > skip; tick > several; wait 301s; tick; speak 1 a > follow",
 		"a new connection ends the mute": "open 1; speak 1 a > follow; restart > ok; restart > ok; restart > muted; close 1; " +
 			"open 2; speak 2 a > follow",
 	} {
@@ -49,6 +56,12 @@ func TestSpeakers(t *testing.T) {
 					got = [...]string{"follow", "replace", "skip"}[s.message(&peer, []byte(topic), now)]
 				case "restart":
 					got = map[bool]string{true: "muted", false: "ok"}[s.restarted(now)]
+				case "tick":
+					if s.tick(now) {
+						got = "replaced"
+					} else if s.several() != "" {
+						got = "several"
+					}
 				case "wait":
 					d, err := time.ParseDuration(strings.Fields(command)[1])
 					if err != nil {
@@ -132,4 +145,72 @@ func TestOthersAreBounded(t *testing.T) {
 	if s.several() != "" {
 		t.Errorf("after a silence: %s", s.several())
 	}
+}
+
+// inbox is an engine's live socket with the messages of a test.
+type inbox struct {
+	ready chan struct{}
+	list  []zmtp.Message
+}
+
+func (in *inbox) Ready() <-chan struct{} { return in.ready }
+
+func (in *inbox) TryRecv() (m zmtp.Message, ok bool, err error) {
+	m, in.list = in.list[0], in.list[1:]
+	return m, true, nil
+}
+
+// reports records the reports about several engines.
+type reports struct {
+	Unobserved
+	list []string
+}
+
+func (r *reports) Several(what string) { r.list = append(r.list, what) }
+
+// TestMuteEndsInSilence: the report about a muted connection ends although the engine publishes nothing more. The next
+// message counts.
+func TestMuteEndsInSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		in, said, log := &inbox{ready: make(chan struct{})}, &reports{}, &keptLog{changed: make(chan struct{})}
+		ended := make(chan error, 1)
+		go func() {
+			ended <- Run(ctx, Config{Listen: true, Messages: in, Identity: Identity{Model: "m", BlockSize: 16}, Decoder: words{},
+				Log: log, Observer: said})
+		}()
+		peer := &zmtp.Peer{Conn: 1}
+		receive := func(m zmtp.Message) {
+			synctest.Wait()
+			m.Peer = peer
+			in.list = append(in.list, m)
+			in.ready <- struct{}{}
+			synctest.Wait()
+		}
+		publish := func(seq events.EngineSeq) {
+			receive(zmtp.Message{Kind: zmtp.Data, Frames: [][]byte{nil, binary.BigEndian.AppendUint64(nil, uint64(seq)),
+				fmt.Appendf(nil, "life +%d", seq+1)}})
+		}
+		receive(zmtp.Message{Kind: zmtp.Opened})
+		for seq := range events.EngineSeq(restartsMost + 1) {
+			publish(restartsMost - seq) // each message but the first is a restart
+		}
+		if len(said.list) != 1 || !strings.Contains(said.list[0], "over one connection") || len(log.held) != 0 {
+			t.Errorf("muted: reports %q, blocks %v", said.list, log.held)
+		}
+		time.Sleep(mutedFor + time.Minute)
+		synctest.Wait()
+		if len(said.list) != 2 || said.list[1] != "" {
+			t.Errorf("after a silence: reports %q", said.list)
+		}
+		publish(9)
+		if len(said.list) != 2 || len(log.held) != 1 || log.held[0] != 10 {
+			t.Errorf("after a message: reports %q, blocks %v", said.list, log.held)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

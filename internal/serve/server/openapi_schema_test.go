@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -27,14 +28,19 @@ type object = map[string]any
 type constant struct{ value, comment string }
 
 // comments has the comments of types and fields, by package.Type and package.Type.Field, and the constants of types, by
-// package.Type.
+// package.Type. named has the JSON names of fields by Go name, for Go names of two words or more; "": several, or a
+// type.
 type comments struct {
 	said      map[string]string
 	constants map[string][]constant
+	named     map[string]string
 }
 
+// twoWords matches Go names that are not also English words.
+var twoWords = regexp.MustCompile(`^[A-Z][a-z0-9]+[A-Z]`)
+
 func readComments(t *testing.T, packages ...string) comments {
-	c := comments{map[string]string{}, map[string][]constant{}}
+	c := comments{map[string]string{}, map[string][]constant{}, map[string]string{}}
 	for _, pkg := range packages {
 		files, err := filepath.Glob("../../../pkg/" + pkg + "/*.go")
 		if err != nil {
@@ -64,11 +70,14 @@ func (c *comments) add(t *testing.T, pkg string, doc *ast.CommentGroup, spec ast
 	switch spec := spec.(type) {
 	case *ast.TypeSpec:
 		name := pkg + "." + spec.Name.Name
-		c.said[name] = text(spec.Doc, doc)
+		c.said[name], c.named[spec.Name.Name] = text(spec.Doc, doc), ""
 		if s, is := spec.Type.(*ast.StructType); is {
 			for _, field := range s.Fields.List {
 				for _, id := range field.Names {
 					c.said[name+"."+id.Name] = text(field.Doc, field.Comment)
+					if field.Tag != nil {
+						c.name(id.Name, field.Tag.Value)
+					}
 				}
 			}
 		}
@@ -86,6 +95,29 @@ func (c *comments) add(t *testing.T, pkg string, doc *ast.CommentGroup, spec ast
 			c.constants[name] = append(c.constants[name], constant{value, text(spec.Doc, spec.Comment)})
 		}
 	}
+}
+
+// name adds the JSON name of a field with a tag.
+func (c *comments) name(field, tag string) {
+	name, _, _ := strings.Cut(reflect.StructTag(strings.Trim(tag, "`")).Get("json"), ",")
+	if before, known := c.named[field]; known && before != name || name == "-" {
+		name = ""
+	}
+	if twoWords.MatchString(field) {
+		c.named[field] = name
+	}
+}
+
+// worded returns a comment with JSON names in place of Go names, and with absent in place of nil.
+func (c *comments) worded(said, absent string) string {
+	said = regexp.MustCompile(`\b([A-Z]\w*\.)?([A-Z]\w*)\b`).ReplaceAllStringFunc(said, func(name string) string {
+		_, field, within := strings.Cut(name, ".")
+		if !within {
+			field = name
+		}
+		return cmp.Or(c.named[field], name)
+	})
+	return regexp.MustCompile(`\bnil\b`).ReplaceAllString(said, absent)
 }
 
 // text returns the first comment that is not empty, as a single line.
@@ -142,7 +174,11 @@ func (s *schemas) describe(schema object, f field) object {
 		said = regexp.MustCompile(`(^|[ (])`+other.f.Name+`\b`).ReplaceAllString(said, "${1}"+other.name)
 	}
 	if said != "" {
-		schema["description"] = said
+		absent := "absent"
+		if !f.optional {
+			absent = "null"
+		}
+		schema["description"] = s.worded(said, absent)
 	}
 	return schema
 }
@@ -201,7 +237,7 @@ func (s *schemas) component(t reflect.Type) object {
 			schema["required"] = required
 		}
 		if said := s.said[full(t)]; said != "" {
-			schema["description"] = said
+			schema["description"] = s.worded(said, "absent")
 		}
 	}
 	return object{"$ref": "#/components/schemas/" + name}
@@ -254,7 +290,7 @@ func (s *schemas) request(t *testing.T, of reflect.Type, p probe, needs []string
 	}
 	schema := object{"type": "object", "properties": properties, "additionalProperties": false}
 	if said := s.said[full(of)]; said != "" {
-		schema["description"] = said
+		schema["description"] = s.worded(said, "absent")
 	}
 	if len(needs) > 0 {
 		schema["required"] = needs

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -273,6 +274,19 @@ func TestOpenAPI(t *testing.T) {
 	}
 	if !bytes.Equal(openAPI, want) {
 		t.Error("openapi.json differs from the code; rewrite with go generate ./internal/serve/server")
+	}
+}
+
+// TestOpenAPIHasJSONNames checks that descriptions have no names of Go: of a field of two words, or nil.
+func TestOpenAPIHasJSONNames(t *testing.T) {
+	names := readComments(t, "api", "events", "routing").named
+	for line := range strings.Lines(string(openAPI)) {
+		said, is := strings.CutPrefix(strings.TrimSpace(line), `"description": `)
+		for _, word := range regexp.MustCompile(`\w+`).FindAllString(said, -1) {
+			if is && (word == "nil" || names[word] != "") {
+				t.Errorf("%s in %s", word, said)
+			}
+		}
 	}
 }
 

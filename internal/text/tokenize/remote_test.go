@@ -201,7 +201,22 @@ func TestOutcomes(t *testing.T) {
 			t.Errorf("old problems: %q", p)
 		}
 	}
-	s, observed := service(t, Source{Tokenize: URLs{gone}})
+	var back atomic.Bool
+	failing := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if back.Load() {
+			status(200, `{"tokens":[1,2]}`)(w, r)
+		} else {
+			status(503, "")(w, r)
+		}
+	})
+	s, observed := service(t, Source{Tokenize: URLs{failing}, TimeoutMS: int(patience.Milliseconds())})
+	for _, want := range []Outcome{Unavailable, OK} { // a failure does not exclude the server
+		if _, err := s.Tokenize(t.Context(), "m", chat); OutcomeOf(err) != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+		back.Store(true)
+	}
+	s, observed = service(t, Source{Tokenize: URLs{gone}})
 	if _, err := s.Tokenize(t.Context(), "other", chat); OutcomeOf(err) != NoSource {
 		t.Error(err)
 	}

@@ -58,7 +58,8 @@ class HTTP:
             return outcome
         if outcome.error is None or reply.is_success or outcome.reply is None:
             kind = UnavailableError if again else InternalError
-            outcome = Outcome(error=kind(f"{url} says {reply.status_code} {reply.reason_phrase}, which no indexer does"))
+            outcome = Outcome(error=kind(
+                f"{url} says {reply.status_code} {reply.reason_phrase}, which no indexer does; check the URL"))
         return Outcome(error=outcome.error, again="" if isinstance(outcome.error, NoWorkersError) else again)
 
     def refused(self, op: str) -> KvatlasError | None:

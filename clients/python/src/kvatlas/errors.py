@@ -153,7 +153,7 @@ class QuotaExceededError(KvatlasError):
 
 
 class InternalError(KvatlasError):
-    """An error of kvatlas. Report it, with the log of the indexer."""
+    """A bug of kvatlas, or a server that is not an indexer. Check the URL; else report it, with the log."""
 
     CODE = "internal"
 

@@ -181,6 +181,9 @@ def test_errors_have_the_servers_codes() -> None:
         with client(lambda r: reply) as c:
             with pytest.raises(errors.InternalError):
                 c.find(Query("m"))
+    with client(lambda r: httpx.Response(404)) as c:
+        with pytest.raises(errors.InternalError, match="check the URL"):
+            c.find(Query("m"))
 
 
 def test_the_next_node_is_asked() -> None:
