@@ -209,14 +209,14 @@ func TestOutcomes(t *testing.T) {
 			status(503, "")(w, r)
 		}
 	})
-	s, observed := service(t, Source{Tokenize: URLs{failing}, TimeoutMS: int(patience.Milliseconds())})
+	s, _ := service(t, Source{Tokenize: URLs{failing}, TimeoutMS: int(patience.Milliseconds())})
 	for _, want := range []Outcome{Unavailable, OK} { // a failure does not exclude the server
 		if _, err := s.Tokenize(t.Context(), "m", chat); OutcomeOf(err) != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 		back.Store(true)
 	}
-	s, observed = service(t, Source{Tokenize: URLs{gone}})
+	s, observed := service(t, Source{Tokenize: URLs{gone}})
 	if _, err := s.Tokenize(t.Context(), "other", chat); OutcomeOf(err) != NoSource {
 		t.Error(err)
 	}
