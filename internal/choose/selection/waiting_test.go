@@ -330,8 +330,9 @@ func TestWaitsForEnginesAndWorkers(t *testing.T) {
 	for _, arrives := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			f := withQueue(t, 2, nil)
-			all := f.pool
-			f.pool = &registry.Pool{Model: all.Model, Ranks: all.Ranks[:1]}
+			var pool atomic.Pointer[registry.Pool]
+			pool.Store(&registry.Pool{Model: f.pool.Model, Ranks: f.pool.Ranks[:1]})
+			f.service.cfg.Pool = func(string) *registry.Pool { return pool.Load() }
 			reports, began := load.NewEngines(), time.Now()
 			f.service.cfg.Engines = func(read func(use func(events.RankKey) load.EngineUse)) {
 				reports.Read(time.Since(began), read)
@@ -348,7 +349,8 @@ func TestWaitsForEnginesAndWorkers(t *testing.T) {
 			f.pending(t, 1)
 			want := events.WorkerID("w00")
 			if arrives {
-				f.pool, want = all, "w01"
+				pool.Store(f.pool)
+				want = "w01"
 			} else {
 				report(0)
 			}

@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,10 +165,21 @@ func (in *inbox) TryRecv() (m zmtp.Message, ok bool, err error) {
 // reports records the reports about several engines.
 type reports struct {
 	Unobserved
+	mu   sync.Mutex
 	list []string
 }
 
-func (r *reports) Several(what string) { r.list = append(r.list, what) }
+func (r *reports) Several(fault string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = append(r.list, fault)
+}
+
+func (r *reports) all() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.list)
+}
 
 // TestMuteEndsInSilence: the report about a muted connection ends although the engine publishes nothing more. The next
 // message counts.
@@ -196,17 +209,17 @@ func TestMuteEndsInSilence(t *testing.T) {
 		for seq := range events.EngineSeq(restartsMost + 1) {
 			publish(restartsMost - seq) // each message but the first is a restart
 		}
-		if len(said.list) != 1 || !strings.Contains(said.list[0], "over one connection") || len(log.held) != 0 {
-			t.Errorf("muted: reports %q, blocks %v", said.list, log.held)
+		if list := said.all(); len(list) != 1 || !strings.Contains(list[0], "over one connection") || len(log.held) != 0 {
+			t.Errorf("muted: reports %q, blocks %v", list, log.held)
 		}
 		time.Sleep(mutedFor + time.Minute)
 		synctest.Wait()
-		if len(said.list) != 2 || said.list[1] != "" {
-			t.Errorf("after a silence: reports %q", said.list)
+		if list := said.all(); len(list) != 2 || list[1] != "" {
+			t.Errorf("after a silence: reports %q", list)
 		}
 		publish(9)
-		if len(said.list) != 2 || len(log.held) != 1 || log.held[0] != 10 {
-			t.Errorf("after a message: reports %q, blocks %v", said.list, log.held)
+		if list := said.all(); len(list) != 2 || len(log.held) != 1 || log.held[0] != 10 {
+			t.Errorf("after a message: reports %q, blocks %v", list, log.held)
 		}
 		cancel()
 		if err := <-ended; err != nil {
