@@ -87,7 +87,8 @@ func TestUsersComeAndGo(t *testing.T) {
 						return err
 					}
 				}
-				nc, err := nats.Connect("nats://"+addr, o, nats.CustomInboxPrefix("_INBOX_shim-w2"))
+				nc, err := nats.Connect("nats://"+addr, o, nats.Timeout(harness.Patience),
+					nats.CustomInboxPrefix("_INBOX_shim-w2"))
 				if err != nil {
 					return err
 				}

@@ -227,6 +227,7 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 		EffectivePrefillTokens: 5}); err != nil {
 		t.Fatal(err)
 	}
+	loads("both nodes have the booking", "7: 5 tokens, 3 blocks, 1 requests", none)
 	publish(sequences, event("r2", 7, add(0, 11, 13)))
 	loads("the request was booked here too", "7: 5 tokens, 3 blocks, 1 requests", none)
 	publish(sequences, event("r2", 7, "Free")) // the booking router frees the request

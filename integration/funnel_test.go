@@ -53,10 +53,12 @@ func TestFunnel(t *testing.T) {
 	turn := 0
 	next := func() *client.Client { turn++; return asks[turn%len(asks)] }
 	funnel := func(model string) *api.Funnel { // waits until all earlier requests are recorded
-		f, err := next().Funnel(ctx, &api.FunnelRequest{Model: model, Since: "30m"})
-		if err != nil || len(f.Missing) > 0 || len(f.Nodes) != len(nodes) {
-			t.Fatalf("%+v, %v", f, err)
-		}
+		c, f := next(), (*api.Funnel)(nil)
+		harness.Eventually(t, "all nodes answer in time", func() (bool, string) {
+			var err error
+			f, err = c.Funnel(ctx, &api.FunnelRequest{Model: model, Since: "30m"})
+			return err == nil && len(f.Missing) == 0 && len(f.Nodes) == len(nodes), fmt.Sprintf("%+v, %v", f, err)
+		})
 		return f
 	}
 	// holds waits until a worker holds the given number of a prompt's blocks on all nodes. Queries with explain are not

@@ -56,6 +56,13 @@ func TestHotPrefixes(t *testing.T) {
 		}
 		return of, len(a.Workers)
 	}
+	for i, c := range clients {
+		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
+			s, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+				Tokens: popular[:harness.BlockSize], Explain: true}})
+			return err == nil && s.Candidates == workers, fmt.Sprintf("%+v %v", s, err)
+		})
+	}
 	harness.Eventually(t, "eight workers, and the first holds the prefix", func() (bool, string) {
 		of, n := depths(popular)
 		var list api.HotList

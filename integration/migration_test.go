@@ -119,7 +119,7 @@ func TestMigrationToAccounts(t *testing.T) {
 				blocks[w].Store(int64(n))
 				select { // the engine's cache is to last for the whole test
 				case <-ctx.Done():
-				case <-time.After(100 * time.Millisecond):
+				case <-time.After(300 * time.Millisecond):
 				}
 			}
 		})

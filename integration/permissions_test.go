@@ -371,7 +371,8 @@ func (s *matrixServer) connect(t *testing.T, user string) *nats.Conn {
 
 func (s *matrixServer) dial(t *testing.T, o ...nats.Option) *nats.Conn {
 	t.Helper()
-	nc, err := nats.Connect("nats://"+s.addr, append(o, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...)
+	nc, err := nats.Connect("nats://"+s.addr, append(o, nats.Timeout(harness.Patience),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...)
 	if err != nil {
 		t.Fatal(err)
 	}

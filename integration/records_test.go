@@ -233,5 +233,6 @@ func TestRegisteredWorkers(t *testing.T) {
 	}
 	s.gone("shimmed")
 	s.command("workers register x --model m --block-size 16 --role prefill", 0, "prefill")
+	s.seen("is registered", "x", is(api.WorkerSchedulable, ""))
 	s.command("workers remove x", 0, "it is removed")
 }

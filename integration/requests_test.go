@@ -76,8 +76,16 @@ func TestRefusedQueriesAreSeen(t *testing.T) {
 		got["busy"], got["unknown_model"])) {
 		t.Errorf("%s %v", stats.Body, err)
 	}
-	x.WaitFor(fmt.Sprintf(`requests were not answered.*outcome=busy requests=%d why=.* what_to_do=.*--query-workers`,
-		got["busy"]))
+	// Each line has the refusals since the line before.
+	line := regexp.MustCompile(`requests were not answered.*outcome=busy requests=(\d+) why=.* what_to_do=.*--query-workers`)
+	harness.Eventually(t, "the log has all refusals", func() (bool, string) {
+		sum := uint64(0)
+		for _, m := range line.FindAllStringSubmatch(x.Said(), -1) {
+			n, _ := strconv.ParseUint(m[1], 10, 64)
+			sum += n
+		}
+		return sum == got["busy"], x.Said()
+	})
 }
 
 // TestWhatAWebPageMayNot sends requests that a web page may send to this host without a preflight request. All are

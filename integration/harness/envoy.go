@@ -25,15 +25,15 @@ var EnvoyDuplex = []string{"request_body_mode: BUFFERED", "request_body_mode: FU
 	"response_trailer_mode: SKIP", "response_trailer_mode: SEND"}
 
 // StartEnvoy runs a real Envoy with the configuration in deploy/envoy until the end of the test. root is the folder of
-// this module. indexer is the HOST:PORT of an indexer's gRPC port, and engines are the addresses of the engines. edits
-// change the configuration: old, new, old, new.
+// this module, with a time limit of two minutes for an answer of the indexer. indexer is the HOST:PORT of an indexer's
+// gRPC port, and engines are the addresses of the engines. edits change the configuration: old, new, old, new.
 func StartEnvoy(t testing.TB, root, indexer string, engines []string, edits ...string) *envoy.Envoy {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	e, err := envoy.Start(ctx, envoy.Config{Python: pyenv.PythonWith(t, "envoy.txt"),
-		File: root + "/deploy/envoy/envoy.yaml", Dir: t.TempDir(), Indexer: indexer, Engines: engines, Edits: edits,
-		Log: os.Stderr})
+		File: root + "/deploy/envoy/envoy.yaml", Dir: t.TempDir(), Indexer: indexer, Engines: engines,
+		Edits: append([]string{"message_timeout: 5s", "message_timeout: 120s"}, edits...), Log: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}

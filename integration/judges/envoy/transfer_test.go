@@ -383,7 +383,7 @@ func TestTransferFailures(t *testing.T) {
 	kinds := []string{"status", "broken", "timeout", "rejected", "malformed"}
 	for name, edits := range bothModes {
 		t.Run(name, func(t *testing.T) {
-			f := startTransfer(t, "{}", []string{"--gateway-prefill-timeout", "2s"}, edits...)
+			f := startTransfer(t, "{}", []string{"--gateway-prefill-timeout", "5s"}, edits...)
 			const clients = 8
 			round := func(label string, requests int, cancels bool) (answered []string) {
 				t.Helper()

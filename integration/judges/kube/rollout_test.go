@@ -86,6 +86,7 @@ func (f *fleet) choose(i int) {
 		tokens[j] = fmt.Sprint(1000*(i%16) + j)
 	}
 	var s api.Selection
+	asked := time.Now() // the choice comes later, at an unknown time
 	err := f.w.http(f.from, f.indexer, "POST", "/v1/select",
 		fmt.Sprintf(`{"model":"qwen3","tokens":[%s],"advisory":true}`, strings.Join(tokens[:], ",")), &s)
 	now := time.Now()
@@ -119,7 +120,7 @@ func (f *fleet) choose(i int) {
 		})
 	default:
 		f.refused++
-		f.latest = max(f.latest, now.Sub(last))
+		f.latest = max(f.latest, asked.Sub(last))
 	}
 }
 

@@ -278,9 +278,9 @@ func (l *logs) String() string {
 // follow collects the logs of the pods' containers from now on.
 func (w *world) follow(names ...string) *logs {
 	w.t.Helper()
-	l := &logs{}
+	l, now := &logs{}, time.Now().UTC().Format(time.RFC3339) // a connection may need seconds
 	for _, name := range names {
-		cmd := clusterCommand("kube", "kubectl", "-n", w.namespace, "logs", "-f", "--tail=0", "--all-containers",
+		cmd := clusterCommand("kube", "kubectl", "-n", w.namespace, "logs", "-f", "--since-time="+now, "--all-containers",
 			"--prefix", name)
 		cmd.Stdout, cmd.Stderr = l, l
 		if err := cmd.Start(); err != nil {

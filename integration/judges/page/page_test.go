@@ -587,6 +587,7 @@ func TestOneReplica(t *testing.T) {
 			"--http-listen", "127.0.0.1:0")
 		address = n.WaitFor(`HTTP is served" listen=(\S+)`)[1]
 	}
+	settled(t, nats, 2, 4)
 	b := open(t, "http://"+address+"/#/cluster", 1200, 800, false)
 	b.await(`(t => t && t.tHead.rows[0].cells.length === 7 && t.tBodies[0].rows.length === 4 && [...t.tBodies[0].rows].every(
 		(r) => r.textContent.split("serving").length === 2))(document.getElementById("partitions"))`)

@@ -4,6 +4,7 @@ package page
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -101,7 +102,26 @@ func newWorld(t *testing.T) *world {
 			return list.Complete && held == engines+2, fmt.Sprint(list)
 		})
 	}
+	settled(t, nats, 3, 2*8)
 	return w
+}
+
+// settled waits until each node serves partitions, with the given sum, and no partition moves.
+func settled(t *testing.T, nats string, nodes, sum int) {
+	t.Helper()
+	harness.Eventually(t, "no partition moves", func() (bool, string) {
+		r := harness.Run(t, "indexer", "cluster", "--nats", nats, "--json")
+		var c api.ClusterStatus
+		if err := json.Unmarshal([]byte(r.Stdout), &c); err != nil {
+			return false, fmt.Sprintf("%+v, %v", r, err)
+		}
+		moves, ready := len(c.Nodes) != nodes || len(c.Short) > 0, 0
+		for _, n := range c.Nodes {
+			moves = moves || len(n.Releasing) > 0 || len(n.Ready) == 0
+			ready += len(n.Ready)
+		}
+		return !moves && ready == sum, r.Stdout
+	})
 }
 
 // expire starts and kills a worker, and waits until all nodes have the expiry of the lease.

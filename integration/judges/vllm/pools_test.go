@@ -249,7 +249,7 @@ func (p *pair) judge(t *testing.T, form string) {
 		startTextShim(t, x.NATS, role, e, at, "--role", role)
 		harness.WaitLease(t, x, role, true)
 	}
-	url := harness.StartEnvoy(t, root, x.GRPC(), []string{decode}, "message_timeout: 5s", "message_timeout: 120s").URL
+	url := harness.StartEnvoy(t, root, x.GRPC(), []string{decode}).URL
 	begun, reused, prompts := time.Now(), 0, 0
 	loaded, own := p.decode.engine.metric(externalHits), p.decode.engine.metric(ownHits)
 	for i := range p.requests {
