@@ -29,7 +29,8 @@ import (
 // shims: the NATS server reports the shims that are not connected.
 
 const (
-	vigilEvery = time.Second
+	vigilEvery = time.Second / 2
+	vigilOften = 1000 // ranks; with more, every second look is left out, because a look sends a message for each rank
 
 	vigilProbeTime = time.Second            // time limit of a connection attempt
 	vigilRefused   = 150 * time.Millisecond // interval of the two refusals
@@ -46,6 +47,7 @@ type vigil struct {
 	probes sync.WaitGroup
 
 	mu      sync.Mutex
+	rested  bool // the last look was left out
 	looks   uint64
 	places  map[string]*place         // by serving address
 	present map[events.RankKey]string // holders of leases that were connected to NATS at the last look
@@ -90,6 +92,9 @@ func (r *Registry) keepVigil(ctx context.Context) {
 		return
 	}
 	list := r.suspects()
+	if r.vigil.rests(len(list)) {
+		return
+	}
 	var ask []events.RankKey
 	for i := range list {
 		if list[i].watched {
@@ -108,6 +113,14 @@ func (r *Registry) keepVigil(ctx context.Context) {
 			r.vigil.probes.Go(func() { r.probePlace(ctx, address, todo.suspects) })
 		}
 	}
+}
+
+// rests reports whether a look at a number of ranks is left out.
+func (v *vigil) rests(ranks int) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.rested = ranks > vigilOften && !v.rested
+	return v.rested
 }
 
 // addressOf returns the HOST:PORT of a rank's engine for requests, or "" if unknown. The caller holds r.mu.

@@ -385,3 +385,17 @@ func BenchmarkSuspects(b *testing.B) {
 		r.vigil.step(0, list, 64)
 	}
 }
+
+// TestVigilOfManyRanks: with many ranks, every second look is left out.
+func TestVigilOfManyRanks(t *testing.T) {
+	v := newVigil()
+	for i, c := range []struct {
+		ranks int
+		rests bool
+	}{{vigilOften, false}, {vigilOften, false}, {vigilOften + 1, true}, {vigilOften + 1, false}, {vigilOften + 1, true},
+		{1, false}, {1, false}} {
+		if got := v.rests(c.ranks); got != c.rests {
+			t.Errorf("look %d at %d ranks: rests %t", i, c.ranks, got)
+		}
+	}
+}
