@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvatlas/kvatlas/internal/ingest/zmtp"
@@ -372,8 +373,16 @@ func (e *Engine) Restart() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.crash()
-	return e.up()
+	// A process that this process starts meanwhile has copies of the closed sockets until its exec.
+	for deadline := time.Now().Add(rebindWithin); ; time.Sleep(time.Millisecond) {
+		if err := e.up(); !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
+
+// rebindWithin is the longest wait of [Engine.Restart] for the addresses of the life before.
+const rebindWithin = 10 * time.Second
 
 // Stop ends the engine permanently. A second call is harmless.
 func (e *Engine) Stop() {

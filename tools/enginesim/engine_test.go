@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"reflect"
 	"slices"
 	"sync"
@@ -494,5 +495,27 @@ func BenchmarkServe(b *testing.B) {
 		if _, err := e.Serve(prompt, nil); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestRestartWaitsForItsAddress: a restart waits while another process still has a copy of the closed socket.
+func TestRestartWaitsForItsAddress(t *testing.T) {
+	address := loopback.Reserve(t)
+	e, err := Start(t.Context(), Config{Replay: "tcp://" + address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Stop()
+	e.Crash()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restarted := make(chan error, 1)
+	go func() { restarted <- e.Restart() }()
+	time.Sleep(20 * time.Millisecond) // the test passes if the restart begins later
+	_ = l.Close()
+	if err := <-restarted; err != nil {
+		t.Error(err)
 	}
 }
