@@ -246,7 +246,8 @@ func (fl *flags) checkNumbers() (errs []error) {
 	return errs
 }
 
-// options checks everything and reads the workload. notes gets what was detected in a trace, and doubts about it.
+// options checks all flags and reads the workload. It writes the detected format of a trace to notes, and doubts about
+// the trace.
 func (fl *flags) options(scaled bool, notes io.Writer) (o Options, err error) {
 	errs := fl.checkNumbers()
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }

@@ -227,8 +227,8 @@ func (s *Service) admit(ctx context.Context, a *asked, x *scratch) (chosen, erro
 		"the deadline passed while the request waited for a worker that is not busy")
 }
 
-// bookOrEnqueue chooses for a request and books it, one request after the other, so that each choice includes the
-// earlier bookings. If all ranks are busy, or the request would overtake a waiting one, it waits and has an id.
+// bookOrEnqueue chooses for a request and books it. Requests follow one after the other, so that each choice includes
+// the earlier bookings. If all ranks are busy, or the request would overtake a waiting one, it waits and has an id.
 func (s *Service) bookOrEnqueue(u *waiter) (id uint64, class string) {
 	w := s.room
 	w.mu.Lock()
