@@ -27,9 +27,7 @@ type ControlServer struct {
 	hearing sync.Mutex // guards heard
 	heard   engineHeard
 
-	mu    sync.Mutex // serializes resyncs
-	done  map[string]events.Incarnation
-	order []string // the keys of done, oldest first
+	mu sync.Mutex // serializes resyncs
 }
 
 // engineHeard is the state of the connection to the engine.
@@ -41,15 +39,6 @@ type engineHeard struct {
 	skips        events.SkipCounts
 	replayFailed error
 }
-
-// request is a request for a new incarnation, sent to the loop that owns the machine.
-type request struct {
-	lost  bool // as in control.ResyncRequest
-	begun chan<- events.Incarnation
-}
-
-// knownResyncs is the number of resync ids that a server keeps.
-const knownResyncs = 64
 
 // Claim opens the control server of a rank. If another live shim has the rank, the error wraps ErrFenced and names the
 // shim. Two concurrent calls may both succeed; then the log separates the shims at publication.
@@ -65,7 +54,7 @@ func Claim(ctx context.Context, ns *jetstream.Namespace, key events.RankKey, rep
 	if err != nil {
 		host = "unknown"
 	}
-	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
+	s := &ControlServer{requests: make(chan request)}
 	s.shim = control.Shim{Instance: key.Instance, Rank: key.Rank, Host: host, PID: os.Getpid(), Since: time.Now(),
 		Replay: replay}
 	s.stop, err = control.Serve(ns, key, s)
@@ -155,28 +144,16 @@ func (s *ControlServer) Resync(ctx context.Context, a control.ResyncRequest) (co
 	}
 	defer s.mu.Unlock()
 	shim := s.Self()
-	if incarnation, ok := s.done[a.ID]; ok {
-		shim.Incarnation = incarnation
-		return shim, nil
-	}
-	if a.Of != 0 && shim.Incarnation > a.Of {
-		return shim, nil
-	}
 	begun := make(chan events.Incarnation, 1)
 	select {
-	case s.requests <- request{a.Lost, begun}:
+	case s.requests <- request{a, begun}:
 	case <-ctx.Done():
 		return shim, errNotStarted
 	}
 	select {
 	case shim.Incarnation = <-begun:
+		return shim, nil
 	case <-ctx.Done(): // the log is not readable; the client retries
 		return shim, errNotStarted
 	}
-	s.done[a.ID] = shim.Incarnation
-	if s.order = append(s.order, a.ID); len(s.order) > knownResyncs {
-		delete(s.done, s.order[0])
-		s.order = s.order[1:]
-	}
-	return shim, nil
 }

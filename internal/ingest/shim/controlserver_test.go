@@ -221,7 +221,7 @@ func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
 // TestSecondResyncDoesNotWait checks that a second request during a resync gets an immediate reply without a new
 // incarnation.
 func TestSecondResyncDoesNotWait(t *testing.T) {
-	s := &ControlServer{requests: make(chan request), done: map[string]events.Incarnation{}}
+	s := &ControlServer{requests: make(chan request)}
 	first := make(chan control.Shim, 1)
 	go func() {
 		found, err := s.Resync(context.Background(), control.ResyncRequest{ID: "a"})
@@ -247,5 +247,41 @@ func TestSecondResyncDoesNotWait(t *testing.T) {
 	underWay.begun <- 7
 	if found := <-first; found.Incarnation != 7 {
 		t.Errorf("the first begins %d", found.Incarnation)
+	}
+}
+
+// TestResyncComparesTheMachine sends requests before the shim reports its step. They are compared with the machine's
+// incarnation, not with the last reported incarnation. A repeated id has no second effect, even if the first reply came
+// too late for the client.
+func TestResyncComparesTheMachine(t *testing.T) {
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m.Recovered(Published{}, 100)
+	r := &runner{machine: m}
+	s := &ControlServer{requests: make(chan request)}
+	go func() {
+		for a := range s.requests {
+			r.requested(a)
+		}
+	}()
+	defer close(s.requests)
+	resync := func(ctx context.Context, a control.ResyncRequest) (events.Incarnation, error) {
+		found, err := s.Resync(ctx, a)
+		return found.Incarnation, err
+	}
+	first, err := resync(t.Context(), control.ResyncRequest{ID: "a"})
+	if err != nil || first <= 100 {
+		t.Fatalf("incarnation %d, %v", first, err)
+	}
+	for _, a := range []control.ResyncRequest{{ID: "a"}, {ID: "late", Of: first - 1}, {ID: "a", Lost: true}} {
+		if got, err := resync(t.Context(), a); err != nil || got != first {
+			t.Errorf("%+v: incarnation %d, %v; want %d", a, got, err, first)
+		}
+	}
+	second, err := resync(t.Context(), control.ResyncRequest{ID: "missing", Of: first})
+	if err != nil || second <= first {
+		t.Errorf("incarnation %d follows %d, %v", second, first, err)
+	}
+	if m.Counts().Resyncs != 2 {
+		t.Errorf("%d resyncs", m.Counts().Resyncs)
 	}
 }

@@ -41,7 +41,7 @@ type runner struct {
 
 	look    bool // look into the log as soon as nothing is in the air
 	looking bool
-	waiting []request // requests that wait for a read of the log
+	resyncs resyncs
 	span    span
 	heardAt time.Time // the time of the engine's last message
 	taken   uint64    // messages of the engine that the machine had processed at takenAt
@@ -453,17 +453,6 @@ func (r *runner) delayed() {
 		r.machine.Delayed()
 		r.watching.delayed.Reset(delayedAfter)
 	}
-}
-
-// requested handles a request to begin a new incarnation, or, if the log may have lost messages, to look into the log
-// first.
-func (r *runner) requested(a request) {
-	if a.lost {
-		r.waiting, r.look = append(r.waiting, a), true
-		return
-	}
-	r.machine.Resync(millis(time.Now()))
-	a.begun <- r.machine.Incarnation()
 }
 
 // report reports the state of the machine after a step.

@@ -29,22 +29,6 @@ func (s *span) begun(incarnation events.Incarnation) {
 	}
 }
 
-// resyncIfLost begins a new incarnation for waiting requests after a loss of the log, unless the log has, or will have,
-// all of the present incarnation.
-func (r *runner) resyncIfLost(present Published) {
-	if len(r.waiting) == 0 {
-		return
-	}
-	acked := r.machine.Acked()
-	switch {
-	case acked.Incarnation != r.machine.Incarnation(): // none of the incarnation is published yet
-	case !present.Found || present.compare(acked.Reached) != 0:
-		r.logLost(present)
-	case r.span.first == 0 || present.LogFirst == 0 || present.LogFirst > r.span.first:
-		r.machine.Resync(millis(time.Now()))
-	}
-}
-
 // logLost passes the present state of the log after a loss to the machine. Earlier message numbers are invalid then.
 func (r *runner) logLost(present Published) {
 	r.machine.LogLost(present, millis(time.Now()))
@@ -57,12 +41,4 @@ func (r *runner) logUnreadable(present Published) {
 		r.span = span{lastSeq: present.Seq}
 		r.cfg.Observer.LogUnreadable(present.Unreadable)
 	}
-}
-
-// answerRequests replies to the waiting requests with the current incarnation.
-func (r *runner) answerRequests() {
-	for _, a := range r.waiting {
-		a.begun <- r.machine.Incarnation()
-	}
-	r.waiting = nil
 }
