@@ -333,8 +333,9 @@ func selectRows(r *cluster.SelectReport) (rows [][]any) {
 				"processor time", p.PerSecond, goal[1], p.PerCPU)})
 	}
 	for _, a := range r.Agreements {
-		rows = append(rows, []any{a.Policy + ": three nodes agree", fmt.Sprintf("on %.0f%% of %d prompts; costs differ by "+
-			"%.3f%% (p50), %.3f%% (p99), %.3f%% (most)", 100*a.Agreed, a.Prompts, 100*a.P50, 100*a.P99, 100*a.Most)})
+		rows = append(rows, []any{a.Policy + ": three nodes agree", fmt.Sprintf("on %.1f%% of %d prompts, on "+
+			"%.1f%% at once, on all after %.1f ms; costs differ by %.3f%% (p50), %.3f%% (p99), %.3f%% (most)",
+			100*a.Agreed, a.Prompts, 100*a.AtOnce, a.Longest, 100*a.P50, 100*a.P99, 100*a.Most)})
 	}
 	if r.Dynamo != nil {
 		rows = append(rows,
