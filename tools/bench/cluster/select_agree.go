@@ -86,8 +86,8 @@ func (s *selecting) agreements(nodes []*process) error {
 	return nil
 }
 
-// agree compares the nodes until they agree, for [agreeWithin] at most. repeated is the time of repetitions. differences
-// has only those of the first comparison.
+// agree compares the nodes until they agree, for [agreeWithin] at most. repeated is the time of the repetitions, and
+// differences has only those of the first comparison.
 func (s *selecting) agree(asks []*client.Client, policy string, differences *[]float64) (same bool,
 	repeated time.Duration, err error) {
 	costs, err := s.costs(asks, policy)
