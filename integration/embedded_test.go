@@ -64,7 +64,7 @@ func TestEmbeddedNodeIsAMember(t *testing.T) {
 	harness.Eventually(t, "workers of both nodes are in answers", whole)
 	a.Kill()
 	a = serveA()
-	if said := a.Said(); strings.Contains(said, "it is looked whether that lives") {
+	if said := a.Said(); strings.Contains(said, "waiting to see whether it is alive") {
 		t.Errorf("the node waited for the expiry of its own record:\n%s", said)
 	}
 	harness.Eventually(t, "both nodes share the partitions again", shared)

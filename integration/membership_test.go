@@ -87,7 +87,7 @@ func TestMembership(t *testing.T) {
 	settled(2, 2)
 	c.Kill()
 	c = serve("c") // the node may stop during the check of its name, and the name is then free
-	c.WaitFor(`it is looked whether that lives|msg=ready`)
+	c.WaitFor(`waiting to see whether it is alive|msg=ready`)
 	c.Stop()
 	settled(1, 1)
 }

@@ -128,7 +128,7 @@ func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 			return m, m.begin(ctx)
 		case first == nil:
 			first = &entry
-			cfg.Log.Info("there is a record of a node with this name; it is looked whether that lives", "node", cfg.Node,
+			cfg.Log.Info("a node with this name has a record; waiting to see whether it is alive", "node", cfg.Node,
 				"for", cfg.DeadAfter)
 		case entry.Revision < first.Revision: // the bucket was restored from an earlier state
 			first, silent = &entry, silence{at: time.Now()}
