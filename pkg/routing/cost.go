@@ -99,7 +99,7 @@ func (dynamoCost) Score(v *View, cost []float64) {
 			least = min(least, activePrefill(v.At(i)))
 		}
 	}
-	prefers := len(r.PreferredTaints) > 0 && r.Pin == nil
+	prefers := v.weighsTaints()
 	if r.Explain {
 		v.terms = make([]Terms, len(cost))
 	}

@@ -82,11 +82,15 @@ func (expectedSum) Name() string { return "kvatlas" }
 
 func (expectedSum) Score(v *View, cost []float64) {
 	v.crowd = v.calculateCrowd()
+	weighted := v.weighsTaints()
 	for i := range cost {
-		sum := 0.0
-		terms := v.expectedOf(v.At(i))
-		for k := range terms {
-			sum += terms[k]
+		c := v.At(i)
+		v.setOutlook(c)
+		// the terms of expectedOf, in the same order, without the array: a third less time
+		sum := v.queueTime(c) + roomTime(c) + v.outlook.prefill + v.loadTime() + v.contextTime(c) + v.decodeSlowdown(c) +
+			v.laterDelay() + v.evictCost(c)
+		if weighted {
+			sum *= taintFactor(v.Request.PreferredTaints, c.Worker.Taints)
 		}
 		cost[i] = sum
 	}
@@ -97,7 +101,7 @@ func (v *View) expectedOf(c *Candidate) (terms [len(expectedTerms)]float64) {
 	v.setOutlook(c)
 	terms = [...]float64{v.queueTime(c), roomTime(c), v.outlook.prefill, v.loadTime(), v.contextTime(c),
 		v.decodeSlowdown(c), v.laterDelay(), v.evictCost(c)}
-	if len(v.Request.PreferredTaints) > 0 && v.Request.Pin == nil {
+	if v.weighsTaints() {
 		factor := taintFactor(v.Request.PreferredTaints, c.Worker.Taints)
 		for k := range terms {
 			terms[k] *= factor
@@ -105,6 +109,9 @@ func (v *View) expectedOf(c *Candidate) (terms [len(expectedTerms)]float64) {
 	}
 	return terms
 }
+
+// weighsTaints reports whether the taints of a worker change its costs.
+func (v *View) weighsTaints() bool { return len(v.Request.PreferredTaints) > 0 && v.Request.Pin == nil }
 
 // outlook describes a candidate for the terms.
 type outlook struct {
