@@ -178,8 +178,6 @@ func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.Snaps
 		now := time.Now()
 		n.step(p, func(pt *partition) effects { return pt.saveFailed(now, err, ctx.Err() == nil) })
 		n.saves.failed.Add(1)
-	} else {
-		n.saves.written.Add(1)
 	}
 	n.reportSave(p, &info, time.Since(begun), err)
 	return info, err
@@ -254,6 +252,7 @@ func (n *Node) save(ctx context.Context, p events.Partition) (info api.SnapshotI
 		Partition: p, Generation: uint64(manifest.Generation), Seq: c.seq, Bytes: int64(manifest.Counts.Bytes),
 		Written: written,
 	}
+	n.saves.written.Add(1) // before the partition's status shows the snapshot
 	n.step(p, func(pt *partition) effects {
 		return pt.saved(saveState{
 			runIndex: runIndex, grown: c.grown, at: now, seq: c.seq, written: manifest.Created, size: info.Bytes,

@@ -150,13 +150,6 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 	n.capacity.mu.Lock()
 	s.SnapshotBucket, s.Store = n.capacity.bucket.api(), n.capacity.store.api()
 	n.capacity.mu.Unlock()
-	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
-		Rejected: map[string]uint64{}}
-	for why := range n.rejections {
-		if count := n.rejections[why].Load(); count > 0 {
-			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
-		}
-	}
 	s.Rereads = n.rereads.Load()
 	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
 		Ended: n.resyncs.ended.Load()}
@@ -179,6 +172,14 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		}
 	}
 	s.Problems = append(s.Problems, found.lines()...)
+	// after the partitions, so the counts include their snapshots
+	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
+		Rejected: map[string]uint64{}}
+	for why := range n.rejections {
+		if count := n.rejections[why].Load(); count > 0 {
+			s.Snapshots.Rejected[snapshot.Reason(why).String()] = count
+		}
+	}
 	return s, nil
 }
 
