@@ -61,7 +61,8 @@ externalMetrics:
   caBundle: Y2E=
   annotations: {a: b}
 nats: {mode: external, url: "tls://nats-1:4222,tls://nats-2:4222", caSecret: nats-ca, nkeySecret: my-key}
-serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca, shims: true}
+serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}, caSecret: my-ca, shims: true,
+  tokenSecret: my-read-token}
 tokenizers: {models: {llama: {engines: tokenize}}}
 engineExample:
   enabled: true
@@ -207,7 +208,7 @@ func TestValues(t *testing.T) {
 	monitor := all["ServiceMonitor kvatlas-indexer"]
 	endpoint := at(monitor, "spec", "endpoints", 0)
 	check("monitor's label", at(monitor, "metadata", "labels", "release"), "prometheus")
-	check("monitor's token", at(endpoint, "authorization", "credentials"), "map[key:token name:my-token]")
+	check("monitor's token", at(endpoint, "authorization", "credentials"), "map[key:token name:my-read-token]")
 	check("monitor's scheme", at(endpoint, "scheme"), "https")
 	check("monitor's authority", at(endpoint, "tlsConfig", "ca", "secret", "name"), "my-ca")
 	check("monitor's job", at(endpoint, "relabelings", 0, "replacement"), "kvatlas")
