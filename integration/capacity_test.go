@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -93,7 +92,7 @@ func TestCapacity(t *testing.T) {
 			q.blocks = append(q.blocks, prefix)
 			tokens = append(tokens, harness.Tokens(1000*depth+100*choice, size)...)
 		}
-		s, err := asks[i%len(asks)].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", BlockSize: size,
+		s, err := asks[i%len(asks)].Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", BlockSize: size,
 			Tokens: tokens}})
 		if err != nil {
 			t.Fatal(err)

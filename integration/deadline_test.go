@@ -64,7 +64,7 @@ func TestDeadline(t *testing.T) {
 		}
 		return false, fmt.Sprintf("%+v", status.Cluster)
 	})
-	query := client.Query{Model: "m", Tokens: prompt, DeadlineMS: 300}
+	query := api.Query{Model: "m", Tokens: prompt, DeadlineMS: 300}
 	if err := nodes[1].Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestDeadline(t *testing.T) {
 			return true, ""
 		}
 		partial++
-		s, err := c.Select(ctx, &client.SelectRequest{Query: query})
+		s, err := c.Select(ctx, &api.SelectRequest{Query: query})
 		if client.CodeOf(err) == api.CodeUnknownModel || err == nil && s.Worker == "" {
 			t.Fatalf("%+v, %v", s, err)
 		}

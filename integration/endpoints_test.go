@@ -46,21 +46,21 @@ func TestEndpoints(t *testing.T) {
 	two := api.Overlap{Instance: "w2", Device: 5, Endpoint: "10.0.0.2:80"}
 	three := api.Overlap{Instance: "w3", Device: 4}
 	for _, c := range []struct {
-		query   client.Query
+		query   api.Query
 		workers []api.Overlap
 		by      map[string][]api.Overlap
 		unknown []string
 		reason  api.Reason
 	}{
-		{client.Query{}, []api.Overlap{{Instance: "w1", Device: 6}, {Instance: "w2", Device: 5}, three}, nil, nil, ""},
-		{client.Query{WithEndpoint: true}, []api.Overlap{one, two, three}, nil, nil, ""},
-		{client.Query{Endpoints: []string{"10.0.0.2:80"}}, []api.Overlap{two}, nil, nil, ""},
-		{client.Query{Endpoints: []string{"http://10.0.0.2:80", "10.0.0.2:80", "w3"}}, []api.Overlap{two}, nil,
+		{api.Query{}, []api.Overlap{{Instance: "w1", Device: 6}, {Instance: "w2", Device: 5}, three}, nil, nil, ""},
+		{api.Query{WithEndpoint: true}, []api.Overlap{one, two, three}, nil, nil, ""},
+		{api.Query{Endpoints: []string{"10.0.0.2:80"}}, []api.Overlap{two}, nil, nil, ""},
+		{api.Query{Endpoints: []string{"http://10.0.0.2:80", "10.0.0.2:80", "w3"}}, []api.Overlap{two}, nil,
 			[]string{"http://10.0.0.2:80", "w3"}, ""},
-		{client.Query{Endpoints: []string{"w3"}}, []api.Overlap{}, nil, []string{"w3"}, api.ReasonNotAllowed},
-		{client.Query{ByEndpoint: true}, []api.Overlap{three},
+		{api.Query{Endpoints: []string{"w3"}}, []api.Overlap{}, nil, []string{"w3"}, api.ReasonNotAllowed},
+		{api.Query{ByEndpoint: true}, []api.Overlap{three},
 			map[string][]api.Overlap{"http://w1:8000": {one}, "10.0.0.2:80": {two}}, nil, ""},
-		{client.Query{ByEndpoint: true, Endpoints: []string{"http://w1:8000", "x"}}, []api.Overlap{},
+		{api.Query{ByEndpoint: true, Endpoints: []string{"http://w1:8000", "x"}}, []api.Overlap{},
 			map[string][]api.Overlap{"http://w1:8000": {one}}, []string{"x"}, ""},
 	} {
 		c.query.Model, c.query.Tokens = "m", prompt
@@ -74,7 +74,7 @@ func TestEndpoints(t *testing.T) {
 		}
 	}
 	for i, ask := range clients {
-		r := &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt, Endpoints: []string{"10.0.0.2:80", "x"}}}
+		r := &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt, Endpoints: []string{"10.0.0.2:80", "x"}}}
 		if s, err := ask.Select(ctx, r); err != nil || s.Worker != "w2" || s.Endpoint != "10.0.0.2:80" ||
 			!reflect.DeepEqual(s.UnknownEndpoints, []string{"x"}) {
 			t.Errorf("client %d: %+v, %v", i, s, err)

@@ -64,7 +64,7 @@ func TestEngineHashes(t *testing.T) {
 	} {
 		for i, ask := range clients {
 			harness.Eventually(t, fmt.Sprintf("client %d is answered %+v", i, c.want), func() (bool, string) {
-				a, err := ask.Find(ctx, &client.Query{Model: "m", EngineHashes: c.hashes})
+				a, err := ask.Find(ctx, &api.Query{Model: "m", EngineHashes: c.hashes})
 				return err == nil && a.Complete && reflect.DeepEqual(a.Workers, c.want) && a.Reason == c.reason &&
 					a.Blocks == len(c.hashes), fmt.Sprintf("%+v %v", a, err)
 			})
@@ -83,18 +83,18 @@ func TestEngineHashes(t *testing.T) {
 	}
 	for worker, want := range map[events.WorkerID]api.Hashes{"w1": hashes(0, prompt)[:8], "w3": hashes(7, prompt)[:6]} {
 		for i, ask := range clients {
-			a, err := ask.Find(ctx, &client.Query{Model: "m", Tokens: prompt, WithEngineHashes: true,
+			a, err := ask.Find(ctx, &api.Query{Model: "m", Tokens: prompt, WithEngineHashes: true,
 				Workers: []events.WorkerID{worker}})
 			if err != nil || len(a.Workers) != 1 || !reflect.DeepEqual(a.Workers[0].EngineHashes, want) {
 				t.Errorf("client %d gets the hashes %+v, %v of %s; want %x", i, a, err, worker, want)
 			}
 		}
 	}
-	if _, err := clients[0].Find(ctx, &client.Query{Model: "m", Tokens: prompt, WithEngineHashes: true}); err == nil {
+	if _, err := clients[0].Find(ctx, &api.Query{Model: "m", Tokens: prompt, WithEngineHashes: true}); err == nil {
 		t.Error("a query without a worker gets hashes")
 	}
-	q := client.Query{Model: "m", EngineHashes: hashes(7, prompt)}
-	r := &client.SelectRequest{Query: q, ISLTokens: 10*harness.BlockSize + 3, RequestID: "r", Book: true}
+	q := api.Query{Model: "m", EngineHashes: hashes(7, prompt)}
+	r := &api.SelectRequest{Query: q, ISLTokens: 10*harness.BlockSize + 3, RequestID: "r", Book: true}
 	s, err := clients[0].Select(ctx, r)
 	if err != nil || s.Worker != "w3" || s.CachedTokens != 6*harness.BlockSize || !s.Booked {
 		t.Errorf("%+v, %v", s, err)

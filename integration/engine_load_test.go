@@ -46,7 +46,7 @@ func TestEngineLoad(t *testing.T) {
 		}
 	}
 	number := func(v uint64) *uint64 { return &v }
-	request := &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, harness.BlockSize),
+	request := &api.SelectRequest{Query: api.Query{Model: "m", Tokens: harness.Tokens(1, harness.BlockSize),
 		Explain: true}, Policy: "dynamo"}
 	// dropped waits until a node excludes the given workers, with the reason. again is called meanwhile.
 	dropped := func(who string, c *client.Client, again func(), want ...string) {
@@ -205,7 +205,7 @@ func TestRequestsOfDynamosRouters(t *testing.T) {
 		func() { publish(sequences, event("r1", 7, add(40, 11, 12))) })
 	for i, c := range nodes {
 		for range 8 {
-			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m",
+			s, err := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m",
 				Tokens: harness.Tokens(1, harness.BlockSize)}})
 			if err != nil || s.Worker != "8" {
 				t.Fatalf("node %d chooses %+v, %v", i, s, err)

@@ -38,8 +38,8 @@ func TestFailedRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	request := func(excluded ...events.WorkerID) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, harness.BlockSize),
+	request := func(excluded ...events.WorkerID) *api.SelectRequest {
+		return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: harness.Tokens(1, harness.BlockSize),
 			Explain: true}, Excluded: excluded}
 	}
 	for i, c := range []*client.Client{nodes[0], nodes[1], over} { // over NATS any node answers

@@ -67,7 +67,7 @@ func TestFunnel(t *testing.T) {
 		t.Helper()
 		for i, c := range asks {
 			harness.Eventually(t, fmt.Sprintf("node %d sees %d blocks of %s", i, blocks, worker), func() (bool, string) {
-				a, err := c.Find(ctx, &client.Query{Model: model, BlockSize: size, Tokens: p, Explain: true})
+				a, err := c.Find(ctx, &api.Query{Model: model, BlockSize: size, Tokens: p, Explain: true})
 				if err != nil || !a.Complete {
 					return false, fmt.Sprintf("%+v %v", a, err)
 				}
@@ -110,7 +110,7 @@ func TestFunnel(t *testing.T) {
 			t.Fatalf("%s after %v:\nlost %v\nwant %v", model, lost, have, want[model])
 		}
 	}
-	find := func(q client.Query) {
+	find := func(q api.Query) {
 		t.Helper()
 		if q.BlockSize == 0 {
 			q.BlockSize = size
@@ -119,10 +119,10 @@ func TestFunnel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	selects := func(id string, p api.Tokens, workers ...events.WorkerID) *client.Selection {
+	selects := func(id string, p api.Tokens, workers ...events.WorkerID) *api.Selection {
 		t.Helper()
-		s, err := next().Select(ctx, &client.SelectRequest{RequestID: id, Policy: "dynamo",
-			Query: client.Query{Model: "m", BlockSize: size, Tokens: p, Workers: workers}})
+		s, err := next().Select(ctx, &api.SelectRequest{RequestID: id, Policy: "dynamo",
+			Query: api.Query{Model: "m", BlockSize: size, Tokens: p, Workers: workers}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +136,7 @@ func TestFunnel(t *testing.T) {
 	}
 	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d may choose three workers", i), func() (bool, string) {
-			p, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+			p, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 				Tokens: prompt(99, 1, 0), Explain: true}})
 			return err == nil && p.Candidates == 3, fmt.Sprintf("%+v %v", p, err)
 		})
@@ -150,14 +150,14 @@ func TestFunnel(t *testing.T) {
 	harness.ServePrompt(t, small, one)
 	holds("m", one, "w1", 10)
 	salted := prompt(2, 4, 0)
-	find(client.Query{Model: "m", Tokens: salted, CacheSalt: "a"})
+	find(api.Query{Model: "m", Tokens: salted, CacheSalt: "a"})
 	lose("m", [5]int{64}, lost{api.CauseNew: 64})
-	for _, other := range []client.Query{{CacheSalt: "b"}, {LoRA: "l"}, {LoRA: "l", CacheSalt: "c"}} {
+	for _, other := range []api.Query{{CacheSalt: "b"}, {LoRA: "l"}, {LoRA: "l", CacheSalt: "c"}} {
 		other.Model, other.Tokens = "m", salted
 		find(other) // of another tenant, without a report
 		lose("m", [5]int{64}, lost{api.CauseNew: 64})
 	}
-	for _, same := range []client.Query{{LoRA: "k"}, {LoRA: "l", CacheSalt: "a"}, {LoRA: "k", CacheSalt: "c"}} {
+	for _, same := range []api.Query{{LoRA: "k"}, {LoRA: "l", CacheSalt: "a"}, {LoRA: "k", CacheSalt: "c"}} {
 		same.Model, same.Tokens = "m", salted
 		find(same)
 		lose("m", [5]int{64}, lost{api.CauseOtherSpace: 64})
@@ -193,7 +193,7 @@ func TestFunnel(t *testing.T) {
 			}
 			hashes = append(hashes, h)
 		}
-		a, err := c.Find(ctx, &client.Query{Model: "m", BlockSize: size, Hashes: hashes, Explain: true})
+		a, err := c.Find(ctx, &api.Query{Model: "m", BlockSize: size, Hashes: hashes, Explain: true})
 		if err != nil || a.Blocks != 12 || a.Workers[0].Instance != "w1" || a.Workers[0].Device != 10 {
 			t.Errorf("query by hashes: %+v, %v", a, err)
 		}
@@ -215,28 +215,28 @@ func TestFunnel(t *testing.T) {
 	lose("m", [5]int{168, 160, 160, 160}, lost{api.CausePartialBlock: 8, api.CauseEvictedLate: 160})
 
 	// from seen to held
-	find(client.Query{Model: "m", Tokens: one})
+	find(api.Query{Model: "m", Tokens: one})
 	lose("m", [5]int{168, 160}, lost{api.CausePartialBlock: 8, api.CauseEvicted: 160})
 	holds("m", other, "w1", 40)
-	find(client.Query{Model: "m", Tokens: other})
+	find(api.Query{Model: "m", Tokens: other})
 	lose("m", [5]int{640, 640, 640}, lost{api.CauseNotRouted: 640})
 	if err := small.Clear(); err != nil {
 		t.Fatal(err)
 	}
 	holds("m", other, "w1", 0)
-	find(client.Query{Model: "m", Tokens: other})
+	find(api.Query{Model: "m", Tokens: other})
 	lose("m", [5]int{640, 640}, lost{api.CauseCleared: 640})
 	never := prompt(5, 6, 0)
 	selects("b1", never, "w2")
 	lose("m", [5]int{96}, lost{api.CauseNew: 96})
-	find(client.Query{Model: "m", Tokens: never})
+	find(api.Query{Model: "m", Tokens: never})
 	lose("m", [5]int{96, 96}, lost{api.CauseNeverStored: 96})
 	mistaken, instead := prompt(6, 5, 0), prompt(7, 5, 0)
 	selects("b2", mistaken, "w2")
 	lose("m", [5]int{80}, lost{api.CauseNew: 80})
 	harness.ServePrompt(t, large, instead)
 	holds("m", instead, "w2", 5)
-	find(client.Query{Model: "m", Tokens: mistaken})
+	find(api.Query{Model: "m", Tokens: mistaken})
 	lose("m", [5]int{80, 80}, lost{api.CauseTokens: 80})
 	gone := prompt(8, 7, 0)
 	harness.ServePrompt(t, third, gone)
@@ -244,18 +244,18 @@ func TestFunnel(t *testing.T) {
 	third.Crash()
 	dying.Kill()
 	holds("m", gone, "w3", 0)
-	find(client.Query{Model: "m", Tokens: gone})
+	find(api.Query{Model: "m", Tokens: gone})
 	lose("m", [5]int{112, 112}, lost{api.CauseWorkerGone: 112})
 
 	// from held to selected
 	shared := prompt(9, 10, 0)
 	harness.ServePrompt(t, large, shared[:96])
 	holds("m", shared, "w2", 6)
-	find(client.Query{Model: "m", Tokens: shared[:96], Workers: []events.WorkerID{"w1"}})
+	find(api.Query{Model: "m", Tokens: shared[:96], Workers: []events.WorkerID{"w1"}})
 	lose("m", [5]int{96, 96}, lost{api.CauseNotAllowed: 96})
 	heavy := prompt(12, 20, 0)
-	if _, err := next().Select(ctx, &client.SelectRequest{RequestID: "heavy", Book: true,
-		Query: client.Query{Model: "m", Tokens: heavy, Workers: []events.WorkerID{"w2"}}}); err != nil {
+	if _, err := next().Select(ctx, &api.SelectRequest{RequestID: "heavy", Book: true,
+		Query: api.Query{Model: "m", Tokens: heavy, Workers: []events.WorkerID{"w2"}}}); err != nil {
 		t.Fatal(err)
 	}
 	lose("m", [5]int{320}, lost{api.CauseNew: 320})
@@ -274,7 +274,7 @@ func TestFunnel(t *testing.T) {
 	}
 	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d chooses w2 no more", i), func() (bool, string) {
-			s, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+			s, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 				Tokens: prompt(99, 1, 0), Explain: true}})
 			if err != nil {
 				return false, err.Error()
@@ -313,11 +313,11 @@ func TestFunnel(t *testing.T) {
 	holds("x", low, "x3", 8)
 	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d has both block sizes", i), func() (bool, string) {
-			a, err := c.Find(ctx, &client.Query{Model: "x", BlockSize: 32, Tokens: wide, Explain: true})
+			a, err := c.Find(ctx, &api.Query{Model: "x", BlockSize: 32, Tokens: wide, Explain: true})
 			return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 3, fmt.Sprintf("%+v %v", a, err)
 		})
 	}
-	find(client.Query{Model: "x", BlockSize: size, Tokens: wide})
+	find(api.Query{Model: "x", BlockSize: size, Tokens: wide})
 	lose("x", [5]int{96}, lost{api.CauseOtherBlockSize: 96})
 	// A registration selects a block size.
 	if status, text, err := harness.Request(nodes[1].HTTP, "POST", "/v1/workers", fmt.Sprintf(
@@ -328,12 +328,12 @@ func TestFunnel(t *testing.T) {
 	holds("x", low, "x2", 4)
 	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d may choose x2", i), func() (bool, string) {
-			s, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "x",
+			s, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "x",
 				BlockSize: size, Tokens: low}})
 			return err == nil, fmt.Sprintf("%+v %v", s, err)
 		})
 	}
-	if s, err := next().Select(ctx, &client.SelectRequest{RequestID: "d1", Query: client.Query{Model: "x",
+	if s, err := next().Select(ctx, &api.SelectRequest{RequestID: "d1", Query: api.Query{Model: "x",
 		BlockSize: size, Tokens: low}}); err != nil || s.Worker != "x2" || s.Host != 4 {
 		t.Fatalf("%+v, %v", s, err)
 	}
@@ -343,7 +343,7 @@ func TestFunnel(t *testing.T) {
 		t.Helper()
 		for i, c := range asks {
 			harness.Eventually(t, fmt.Sprintf("node %d may choose %d workers", i, n), func() (bool, string) {
-				s, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "x",
+				s, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "x",
 					BlockSize: size, Tokens: low, Explain: true}})
 				return err == nil && s.Candidates == n, fmt.Sprintf("%+v %v", s, err)
 			})
@@ -358,7 +358,7 @@ func TestFunnel(t *testing.T) {
 		t.Fatal(status, text, err)
 	}
 	candidates(1)
-	if s, err := next().Select(ctx, &client.SelectRequest{RequestID: "d2", Query: client.Query{Model: "x",
+	if s, err := next().Select(ctx, &api.SelectRequest{RequestID: "d2", Query: api.Query{Model: "x",
 		BlockSize: size, Tokens: low}}); err != nil || s.Worker != "x2" {
 		t.Fatalf("%+v, %v", s, err)
 	}

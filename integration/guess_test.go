@@ -36,8 +36,8 @@ func TestGuesses(t *testing.T) {
 	}
 	ctx := harness.Context(t)
 	prompt := harness.Tokens(1, 10*harness.BlockSize)
-	request := func(id string, blocks int) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt[:blocks*harness.BlockSize]},
+	request := func(id string, blocks int) *api.SelectRequest {
+		return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt[:blocks*harness.BlockSize]},
 			RequestID: id, Book: id != ""}
 	}
 	for _, c := range []*client.Client{one, two} {
@@ -46,7 +46,7 @@ func TestGuesses(t *testing.T) {
 			return err == nil && s.Candidates == 3 && s.Guessed == 0, fmt.Sprintf("%+v %v", s, err)
 		})
 	}
-	a, err := two.Find(ctx, &client.Query{Model: "m", Tokens: prompt})
+	a, err := two.Find(ctx, &api.Query{Model: "m", Tokens: prompt})
 	if err != nil || len(a.Workers) != 0 || a.Reason != api.ReasonNotCached {
 		t.Errorf("workers without events have no blocks: %+v, %v", a, err)
 	}
@@ -67,7 +67,7 @@ func TestGuesses(t *testing.T) {
 			return err == nil && s.Worker == worker && s.Device == 0 && s.Guessed == want &&
 				s.CachedTokens == uint64(want)*harness.BlockSize, fmt.Sprintf("%+v %v", s, err)
 		})
-		a, err := c.Find(ctx, &client.Query{Model: "m", Tokens: prompt[:blocks*harness.BlockSize]})
+		a, err := c.Find(ctx, &api.Query{Model: "m", Tokens: prompt[:blocks*harness.BlockSize]})
 		if err != nil || len(a.Workers) != 1 || a.Workers[0].Instance != worker || a.Workers[0].Guessed != want ||
 			a.Workers[0].Device != 0 || a.Reason != "" {
 			t.Errorf("%s: %+v, %v", who, a, err)
@@ -84,7 +84,7 @@ func TestGuesses(t *testing.T) {
 	guessed("n1, after the end", one, 10, 8)
 	guessed("n2, after the end", two, 10, 8)
 	_, four := start("n4")
-	a, err = four.Find(ctx, &client.Query{Model: "m", Tokens: prompt}) // a ready node has the requests
+	a, err = four.Find(ctx, &api.Query{Model: "m", Tokens: prompt}) // a ready node has the requests
 	if err != nil || len(a.Workers) != 1 || a.Workers[0].Instance != worker || a.Workers[0].Guessed != 8 {
 		t.Errorf("a new node after the end: %+v, %v; want 8 blocks of %v", a, err, worker)
 	}
@@ -146,7 +146,7 @@ func TestPredictOnRoute(t *testing.T) {
 	send := func(id string) {
 		t.Helper()
 		harness.Eventually(t, "the worker can be chosen", func() (bool, string) {
-			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id,
+			s, err := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt}, RequestID: id,
 				Book: true})
 			return err == nil && s.Booked, fmt.Sprintf("%+v %v", s, err)
 		})
@@ -154,7 +154,7 @@ func TestPredictOnRoute(t *testing.T) {
 	guessed := func(what string, want uint32) {
 		t.Helper()
 		harness.Eventually(t, what, func() (bool, string) {
-			a, err := c.Find(ctx, &client.Query{Model: "m", Tokens: prompt, Idle: true})
+			a, err := c.Find(ctx, &api.Query{Model: "m", Tokens: prompt, Idle: true})
 			return err == nil && len(a.Workers) == 1 && a.Workers[0].Guessed == want, fmt.Sprintf("%+v %v", a, err)
 		})
 	}
@@ -191,7 +191,7 @@ func TestGuessAsTheEngineEvicts(t *testing.T) {
 	for i, prompt := range [][]uint32{first, second} {
 		id := fmt.Sprint("r", i)
 		harness.Eventually(t, "the worker can be chosen", func() (bool, string) {
-			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id,
+			s, err := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt}, RequestID: id,
 				Book: true})
 			return err == nil && s.Booked, fmt.Sprintf("%+v %v", s, err)
 		})
@@ -201,7 +201,7 @@ func TestGuessAsTheEngineEvicts(t *testing.T) {
 	}
 	for i, prompt := range [][]uint32{first, second} {
 		want := []uint32{6, 10}[i]
-		a, err := c.Find(ctx, &client.Query{Model: "m", Tokens: prompt})
+		a, err := c.Find(ctx, &api.Query{Model: "m", Tokens: prompt})
 		if err != nil || len(a.Workers) != 1 || a.Workers[0].Guessed != want {
 			t.Errorf("prompt %d: %+v, %v; want %d blocks", i, a, err, want)
 		}

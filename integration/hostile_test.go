@@ -46,7 +46,7 @@ func TestHostileNames(t *testing.T) {
 		Events: []events.Event{{Kind: events.Stored, Tier: events.Device, Locals: hasher.Hash(nil, tokens),
 			Blocks: []events.BlockHash{1, 2}}}})
 	harness.Eventually(t, "the worker's blocks are in the index", func() (bool, string) {
-		a, err := c.Find(ctx, &client.Query{Model: model, Tokens: tokens})
+		a, err := c.Find(ctx, &api.Query{Model: model, Tokens: tokens})
 		return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 2, fmt.Sprintf("%+v %v", a, err)
 	})
 	yes := true

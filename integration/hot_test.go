@@ -47,7 +47,7 @@ func TestHotPrefixes(t *testing.T) {
 	}
 	depths := func(tokens []uint32) (of map[string]uint32, found int) {
 		of = map[string]uint32{}
-		a, err := clients[0].Find(ctx, &client.Query{Model: "m", Tokens: tokens, Diagnostic: true, Idle: true})
+		a, err := clients[0].Find(ctx, &api.Query{Model: "m", Tokens: tokens, Diagnostic: true, Idle: true})
 		if err != nil {
 			return of, 0
 		}
@@ -58,7 +58,7 @@ func TestHotPrefixes(t *testing.T) {
 	}
 	for i, c := range clients {
 		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
-			s, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+			s, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 				Tokens: popular[:harness.BlockSize], Explain: true}})
 			return err == nil && s.Candidates == workers, fmt.Sprintf("%+v %v", s, err)
 		})
@@ -100,8 +100,8 @@ func TestHotPrefixes(t *testing.T) {
 	ask := func() {
 		id := fmt.Sprint("r", n)
 		tail := harness.Tokens(10_000_000+10_000*n, 64*harness.BlockSize)
-		if _, err := clients[n%3].Select(ctx, &client.SelectRequest{RequestID: id, Book: true,
-			Query: client.Query{Model: "m", Tokens: slices.Concat(popular, tail)}}); err != nil {
+		if _, err := clients[n%3].Select(ctx, &api.SelectRequest{RequestID: id, Book: true,
+			Query: api.Query{Model: "m", Tokens: slices.Concat(popular, tail)}}); err != nil {
 			t.Fatal(err)
 		}
 		if under = append(under, id); len(under) > 4 {

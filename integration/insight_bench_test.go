@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 )
 
@@ -37,9 +38,9 @@ func BenchmarkInsight(b *testing.B) {
 		}
 		b.Cleanup(ask.Close)
 		next := 0
-		query := func() *client.SelectRequest {
+		query := func() *api.SelectRequest {
 			next++
-			return &client.SelectRequest{Query: client.Query{Model: "m", CacheSalt: fmt.Sprint("tenant-", next%tenants),
+			return &api.SelectRequest{Query: api.Query{Model: "m", CacheSalt: fmt.Sprint("tenant-", next%tenants),
 				Tokens: append(harness.Tokens(100_000*(next%16), blocks/2*size), harness.Tokens(2_000_000+next, blocks/2*size)...)}}
 		}
 		harness.Eventually(b, "all workers are registered", func() (bool, string) {
@@ -56,7 +57,7 @@ func BenchmarkInsight(b *testing.B) {
 }
 
 // sendSteadily sends requests at a constant rate. A request waits for no earlier answer.
-func sendSteadily(b *testing.B, ask *client.Client, query func() *client.SelectRequest, requests int) {
+func sendSteadily(b *testing.B, ask *client.Client, query func() *api.SelectRequest, requests int) {
 	const rate = 1000 // per second; the funnel records 100,000 blocks per second
 	var all sync.WaitGroup
 	defer all.Wait()

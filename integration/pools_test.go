@@ -58,8 +58,8 @@ func TestSelectDisaggregated(t *testing.T) {
 	}
 	defer c.Close()
 	prompt := harness.Tokens(1, 120)
-	request := func(id string) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
+	request := func(id string) *api.SelectRequest {
+		return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
 			Disaggregated: true}
 	}
 	harness.Eventually(t, "both pools are registered", func() (bool, string) {
@@ -105,7 +105,7 @@ func TestSelectDisaggregated(t *testing.T) {
 		!strings.Contains(r.Stdout, "dropped by near: worker d2") || !strings.Contains(r.Stdout, "room for 100") {
 		t.Errorf("select --disaggregated: %+v", r)
 	}
-	if _, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt},
+	if _, err := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt},
 		Disaggregated: true, Role: "decode"}); client.CodeOf(err) != api.CodeMalformed {
 		t.Errorf("disaggregated with a role: %v", err)
 	}
@@ -128,8 +128,8 @@ func TestSelectSessions(t *testing.T) {
 		asks = append(asks, c)
 	}
 	prompt := harness.Tokens(1, 10*harness.BlockSize)
-	request := func(id, session string) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
+	request := func(id, session string) *api.SelectRequest {
+		return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
 			SessionID: session}
 	}
 	for i, c := range asks {
@@ -157,7 +157,7 @@ func TestSelectSessions(t *testing.T) {
 	if err != nil || s.Worker != first.Worker || s.Session == nil || s.Session.Binding != api.SessionKept {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	turn := func(i, blocks int) *client.SelectRequest { // of a conversation without an id
+	turn := func(i, blocks int) *api.SelectRequest { // of a conversation without an id
 		r := request(fmt.Sprint("turn", i), "")
 		r.Tokens = harness.Tokens(1, blocks*harness.BlockSize)
 		return r
@@ -228,8 +228,8 @@ func TestSelectWaits(t *testing.T) {
 		c := harness.Ask(t, x.HTTP)
 		asks = append(asks, c)
 	}
-	request := func(id string) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 120)}, RequestID: id,
+	request := func(id string) *api.SelectRequest {
+		return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: harness.Tokens(1, 120)}, RequestID: id,
 			Book: true}
 	}
 	harness.Eventually(t, "the worker is registered", func() (bool, string) {
@@ -263,7 +263,7 @@ func TestSelectWaits(t *testing.T) {
 
 // endSession ends a session at the second node. Its binding is listed on all nodes before, and on no node afterwards.
 func endSession(t *testing.T, ctx context.Context, nats string, asks []*client.Client, id string,
-	bound *client.Selection) {
+	bound *api.Selection) {
 	t.Helper()
 	list := harness.IndexerJSON[api.SessionList](t, nats, "sessions --prompts")
 	if list.Total != 2 || list.Total != len(list.Sessions) || !list.Affinity {

@@ -47,7 +47,7 @@ func TestRecordingEqualsFunnel(t *testing.T) {
 	}
 	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
-			p, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+			p, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 				Tokens: harness.Tokens(1, size), Explain: true}})
 			return err == nil && p.Candidates == workers, fmt.Sprintf("%+v %v", p, err)
 		})
@@ -60,7 +60,7 @@ func TestRecordingEqualsFunnel(t *testing.T) {
 				ask, id := asks[r.IntN(len(asks))], fmt.Sprintf("r-%d-%d", of, i)
 				tokens := append(harness.Tokens(1000*r.IntN(6), size*(1+r.IntN(12))), harness.Tokens(100_000*(of+1)+100*i,
 					r.IntN(3*size))...)
-				s, err := ask.Select(ctx, &client.SelectRequest{RequestID: id, Book: true, Query: client.Query{Model: "m",
+				s, err := ask.Select(ctx, &api.SelectRequest{RequestID: id, Book: true, Query: api.Query{Model: "m",
 					BlockSize: size, Tokens: tokens}})
 				if err != nil {
 					t.Error(err)

@@ -187,13 +187,13 @@ func TestRecording(t *testing.T) {
 		if i%2 == 1 {
 			tokens = append(tokens[:600:600], harness.Tokens(1000*i, 200)...)
 		}
-		out, err := asks[0].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: tokens}, RequestID: id,
+		out, err := asks[0].Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Tokens: tokens}, RequestID: id,
 			Book: true, SessionID: "secret-session"})
 		if err != nil || out.Worker != "w1" {
 			t.Fatalf("%+v, %v", out, err)
 		}
 		for range 3 {
-			if err := asks[0].OutputBlock(ctx, &client.RequestRef{Model: "m", RequestID: id}); err != nil {
+			if err := asks[0].OutputBlock(ctx, &api.RequestRef{Model: "m", RequestID: id}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -209,7 +209,7 @@ func TestRecording(t *testing.T) {
 	}
 	harness.Eventually(t, "both nodes know the worker", func() (bool, string) {
 		for _, c := range asks {
-			if _, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 16),
+			if _, err := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Tokens: harness.Tokens(1, 16),
 				Diagnostic: true}}); err != nil {
 				return false, err.Error()
 			}
@@ -245,8 +245,8 @@ func TestRecording(t *testing.T) {
 	records(12)
 	nats.Kill()
 	// While NATS is away, a booking is applied on its node and recorded there.
-	if _, err := asks[0].Select(ctx, &client.SelectRequest{RequestID: "away", Book: true,
-		Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 1200)}}); err != nil {
+	if _, err := asks[0].Select(ctx, &api.SelectRequest{RequestID: "away", Book: true,
+		Query: api.Query{Model: "m", Tokens: harness.Tokens(1, 1200)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := asks[0].Free(ctx, "m", "away"); err != nil {

@@ -172,7 +172,7 @@ func TestRegisteredWorkers(t *testing.T) {
 	if err != nil || drained.Ranks[0].State != api.WorkerDraining {
 		t.Errorf("%+v, %v", drained, err)
 	}
-	query := &client.SelectRequest{Query: client.Query{Model: "m", Tokens: harness.Tokens(1, 20)}}
+	query := &api.SelectRequest{Query: api.Query{Model: "m", Tokens: harness.Tokens(1, 20)}}
 	for i, c := range s.clients { // choices exclude drained workers too
 		harness.Eventually(t, fmt.Sprintf("node %d chooses no draining worker", i), func() (bool, string) {
 			a, err := c.Select(s.ctx, query)

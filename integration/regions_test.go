@@ -77,7 +77,7 @@ func (r *region) held(prompt []uint32) (blocks int) {
 
 // findRegions returns the regions' prefixes of a prompt by name.
 func findRegions(ctx context.Context, ask *client.Client, prompt []uint32) (map[string]api.RegionPrefix, error) {
-	a, err := ask.Find(ctx, &client.Query{Model: "m", Tokens: prompt, Regions: true, Diagnostic: true})
+	a, err := ask.Find(ctx, &api.Query{Model: "m", Tokens: prompt, Regions: true, Diagnostic: true})
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func TestRegions(t *testing.T) {
 		got["a"].PriceMS != nil || got["b"].FalsePositiveRate <= 0 || got["a"].FalsePositiveRate != 0 {
 		t.Errorf("prices and rates: %+v, %v", got, err)
 	}
-	choice, err := a.asks[2].Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+	choice, err := a.asks[2].Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 		Tokens: sample[1], Regions: true}})
 	if err != nil || len(choice.Regions) != 3 ||
 		!reflect.DeepEqual(byRegion(choice.Regions)["b"].PriceMS, got["b"].PriceMS) {
@@ -311,7 +311,7 @@ func (w *regionsWorld) load(t *testing.T) (stop func(), failed *atomic.Uint64) {
 		for _, ask := range r.asks {
 			all.Go(func() {
 				for i := 0; ctx.Err() == nil; i++ {
-					a, err := ask.Find(ctx, &client.Query{Model: "m", Tokens: w.served[i%100], Diagnostic: true})
+					a, err := ask.Find(ctx, &api.Query{Model: "m", Tokens: w.served[i%100], Diagnostic: true})
 					if ctx.Err() == nil && (err != nil || !a.Complete) {
 						failed.Add(1)
 					}

@@ -49,8 +49,8 @@ func TestSelect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer over.Close()
-	request := func(id string) *client.SelectRequest {
-		return &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
+	request := func(id string) *api.SelectRequest {
+		return &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt}, RequestID: id, Book: id != "",
 			Policy: "dynamo"}
 	}
 	for i, c := range append(asks, over) {
@@ -88,7 +88,7 @@ func TestSelect(t *testing.T) {
 	if s, err = asks[2].Select(ctx, request("")); err != nil || s.Worker == "w1" || s.Cost != 20 {
 		t.Fatalf("%+v, %v", s, err) // w1 costs 22 now
 	}
-	p, err := over.PotentialLoads(ctx, &client.PotentialRequest{Prompt: api.Prompt{Model: "m", Tokens: prompt}})
+	p, err := over.PotentialLoads(ctx, &api.PotentialRequest{Prompt: api.Prompt{Model: "m", Tokens: prompt}})
 	want := []api.PotentialLoad{
 		{Worker: "w1", PotentialPrefillTokens: 12 * harness.BlockSize, PotentialDecodeBlocks: 10, ActiveRequests: 2},
 		{Worker: "w2", PotentialPrefillTokens: 10 * harness.BlockSize, PotentialDecodeBlocks: 10},
@@ -104,7 +104,7 @@ func TestSelect(t *testing.T) {
 		t.Error(err)
 	}
 	fraction := 0.5
-	output := &client.RequestRef{Model: "m", RequestID: "r2", DecayFraction: &fraction}
+	output := &api.RequestRef{Model: "m", RequestID: "r2", DecayFraction: &fraction}
 	if err := asks[1].OutputBlock(ctx, output); err != nil {
 		t.Error(err)
 	}

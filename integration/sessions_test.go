@@ -102,7 +102,7 @@ func TestSessionBlocks(t *testing.T) {
 	}
 	for i, c := range asks {
 		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
-			p, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+			p, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 				Tokens: harness.Tokens(1, size), Explain: true}})
 			return err == nil && p.Candidates == workers, fmt.Sprintf("%+v %v", p, err)
 		})
@@ -120,8 +120,8 @@ func TestSessionBlocks(t *testing.T) {
 		for _, w := range r.Perm(workers)[:workers/2] {
 			excluded = append(excluded, events.WorkerID(fmt.Sprint("w", w)))
 		}
-		s, err := asks[i%len(asks)].Select(ctx, &client.SelectRequest{Excluded: excluded,
-			Query: client.Query{Model: "m", Tokens: prompts[n]}})
+		s, err := asks[i%len(asks)].Select(ctx, &api.SelectRequest{Excluded: excluded,
+			Query: api.Query{Model: "m", Tokens: prompts[n]}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -99,7 +99,7 @@ func TestTenants(t *testing.T) {
 	serves := func(i int) {
 		c := asks(nodes[i])
 		harness.Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
-			p, err := c.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+			p, err := c.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 				Tokens: harness.Tokens(1, size), Explain: true}})
 			return err == nil && p.Candidates == workers, fmt.Sprintf("%+v %v", p, err)
 		})

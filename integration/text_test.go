@@ -94,8 +94,8 @@ func TestRequestTemplates(t *testing.T) {
 		for over, c := range map[string]*client.Client{"HTTP": http, "NATS": nats} {
 			for where, text := range texts {
 				before := asked.Load()
-				a, found := c.Find(ctx, &client.Query{Model: "m", Text: text})
-				s, chosen := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: text}})
+				a, found := c.Find(ctx, &api.Query{Model: "m", Text: text})
+				s, chosen := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Text: text}})
 				if runs {
 					if found != nil || chosen != nil || !a.Tokenized || !s.Tokenized {
 						t.Errorf("%s, %s: %+v, %v; %+v, %v", over, where, a, found, s, chosen)
@@ -111,7 +111,7 @@ func TestRequestTemplates(t *testing.T) {
 				}
 			}
 			large := &api.Text{Messages: chat, ChatTemplate: strings.Repeat("x", api.MaxChatTemplate+1)}
-			if _, err := c.Find(ctx, &client.Query{Model: "m", Text: large}); api.AsError(err).Code != api.CodeTooLarge {
+			if _, err := c.Find(ctx, &api.Query{Model: "m", Text: large}); api.AsError(err).Code != api.CodeTooLarge {
 				t.Errorf("%s: a large template: %v", over, err)
 			}
 		}
@@ -134,7 +134,7 @@ func TestTextsByLoad(t *testing.T) {
 	c := harness.Ask(t, x.HTTP)
 	for range 3 {
 		text := &api.Text{Request: api.Value(`{"model":"m","prompt":"hello"}`)}
-		s, err := c.Select(t.Context(), &client.SelectRequest{Query: client.Query{Model: "m", Text: text}})
+		s, err := c.Select(t.Context(), &api.SelectRequest{Query: api.Query{Model: "m", Text: text}})
 		if err != nil || s.Worker != "w1" || s.Tokenized {
 			t.Fatalf("%+v, %v", s, err)
 		}
@@ -198,11 +198,11 @@ func TestText(t *testing.T) {
 		for _, text := range []*api.Text{{Prompt: "hello"}, {Messages: chat}} {
 			text.ReturnTokenIDs = true
 			harness.Eventually(t, fmt.Sprintf("client %d gets w1 and the tokens", i), func() (bool, string) {
-				a, err := c.Find(ctx, &client.Query{Model: "m", Text: text})
+				a, err := c.Find(ctx, &api.Query{Model: "m", Text: text})
 				return err == nil && len(a.Workers) == 1 && a.Workers[0].Device == 6 && a.Blocks == 10 && a.Tokenized &&
 					a.PromptTokens == len(prompt) && slices.Equal(a.TokenIDs, prompt), fmt.Sprintf("%+v %v", a, err)
 			})
-			s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: text}})
+			s, err := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Text: text}})
 			if err != nil || s.Worker != "w1" || s.Device != 6 || s.ISLTokens != uint64(len(prompt)) || !s.Tokenized ||
 				!slices.Equal(s.TokenIDs, prompt) {
 				t.Errorf("client %d: %+v, %v", i, s, err)
@@ -210,7 +210,7 @@ func TestText(t *testing.T) {
 		}
 	}
 	before := asked.Load()
-	a, err := asks[1].Find(ctx, &client.Query{Model: "m", Text: &api.Text{Prompt: "hello"}})
+	a, err := asks[1].Find(ctx, &api.Query{Model: "m", Text: &api.Text{Prompt: "hello"}})
 	if err != nil || !a.Tokenized || a.TokenIDs != nil || asked.Load() != before {
 		t.Errorf("repeated query: %+v, %v; %d requests before, %d now", a, err, before, asked.Load())
 	}
@@ -220,7 +220,7 @@ func TestText(t *testing.T) {
 	for url, blocks := range map[string]int{"u": 10, "nowhere": 3} {
 		image := &api.Text{Messages: api.Value(
 			`[{"role":"user","content":[{"type":"image_url","image_url":{"url":"` + url + `"}}]}]`)}
-		s, err := asks[1].Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: image}})
+		s, err := asks[1].Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Text: image}})
 		if err != nil || s.Device != 3 || s.Blocks != blocks || s.ISLTokens != uint64(len(prompt)) {
 			t.Errorf("with an image at %s: %+v, %v", url, s, err)
 		}
@@ -238,14 +238,14 @@ func TestText(t *testing.T) {
 	fails.Store(true)
 	for i, c := range asks {
 		text := &api.Text{Prompt: strings.Repeat("new ", 100)}
-		a, err := c.Find(ctx, &client.Query{Model: "m", Text: text})
+		a, err := c.Find(ctx, &api.Query{Model: "m", Text: text})
 		if err != nil || a.Tokenized || len(a.Workers) != 0 || a.Reason != api.ReasonNoTokens || a.BlockSize == 0 ||
 			!strings.Contains(a.TokenizeError, "unavailable") || !strings.Contains(a.TokenizeError, "503") ||
 			strings.Contains(a.TokenizeError, "loading") {
 			t.Errorf("node %d: %+v, %v", i, a, err)
 		}
 		id := fmt.Sprint("r", i)
-		s, err := c.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Text: text}, RequestID: id, Book: true})
+		s, err := c.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Text: text}, RequestID: id, Book: true})
 		// Each node adapts its estimate to earlier requests.
 		if err != nil || s.Tokenized || !s.Booked || s.Device != 0 || s.ISLTokens < 80 || s.ISLTokens > 500 {
 			t.Errorf("node %d: %+v, %v", i, s, err)
@@ -304,7 +304,7 @@ func TestText(t *testing.T) {
 
 	// The error of a node without tokenizers has the remedy.
 	none := harness.Ask(t, start("none", "").HTTP)
-	if _, err := none.Find(ctx, &client.Query{Model: "m", Text: &api.Text{Prompt: "a"}}); client.CodeOf(err) !=
+	if _, err := none.Find(ctx, &api.Query{Model: "m", Text: &api.Text{Prompt: "a"}}); client.CodeOf(err) !=
 		api.CodeMalformed || !strings.Contains(err.Error(), "--tokenizers") {
 		t.Error(err)
 	}
@@ -377,8 +377,8 @@ func TestTextAnnounced(t *testing.T) {
 		}
 		n++
 		id, messages := fmt.Sprint("r", n), fmt.Sprintf(`[{"role":"user","content":%q}]`, words.String())
-		s, err := c.Select(ctx, &client.SelectRequest{RequestID: id, Book: true,
-			Query: client.Query{Model: "m", Text: &api.Text{Messages: api.Value(messages)}}})
+		s, err := c.Select(ctx, &api.SelectRequest{RequestID: id, Book: true,
+			Query: api.Query{Model: "m", Text: &api.Text{Messages: api.Value(messages)}}})
 		if err != nil || !s.Booked || !s.Tokenized {
 			t.Fatalf("%+v, %v", s, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -25,7 +26,7 @@ func BenchmarkTraces(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	query := &client.Query{Model: "m", Tokens: prompt}
+	query := &api.Query{Model: "m", Tokens: prompt}
 	var arms []*arm
 	for _, name := range []string{"off", "before", "1%", "100%"} {
 		args := []string{"serve", "--data", b.TempDir(), "--nats-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",

@@ -117,7 +117,7 @@ func TestTraces(t *testing.T) {
 	}
 	defer over.Close()
 	onA := harness.Ask(t, nodes["a"].HTTP)
-	query := &client.Query{Model: "m", Text: &api.Text{Prompt: "a secret prompt"}}
+	query := &api.Query{Model: "m", Text: &api.Text{Prompt: "a secret prompt"}}
 	harness.Eventually(t, "both nodes and the shared store get a query", func() (bool, string) {
 		a, err := onA.Find(ctx, query)
 		return err == nil && a.Complete && len(a.Workers) == more+2 && a.Workers[0].Device == 6 &&
@@ -195,7 +195,7 @@ func TestTraces(t *testing.T) {
 	bookings := 0
 	spans = until("the trace of a choice has all its parts", func(ctx context.Context) error {
 		bookings++
-		chosen, err := over.Select(ctx, &client.SelectRequest{Query: client.Query{Model: "m", Tokens: prompt},
+		chosen, err := over.Select(ctx, &api.SelectRequest{Query: api.Query{Model: "m", Tokens: prompt},
 			RequestID: fmt.Sprint("r", bookings), Book: true})
 		if err == nil && (!chosen.Booked || chosen.Worker == "") {
 			err = fmt.Errorf("%+v", chosen)
@@ -218,7 +218,7 @@ func TestTraces(t *testing.T) {
 	}
 
 	spans = until("the trace of a refusal has the reason", func(ctx context.Context) error {
-		if _, err := over.Find(ctx, &client.Query{Model: "none", Tokens: prompt}); client.CodeOf(err) !=
+		if _, err := over.Find(ctx, &api.Query{Model: "none", Tokens: prompt}); client.CodeOf(err) !=
 			api.CodeUnknownModel {
 			return fmt.Errorf("no refusal: %w", err)
 		}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/tools/whatif"
 )
 
@@ -39,8 +38,8 @@ func TestWhatIf(t *testing.T) {
 			open, session = append(open[:c], open[c+1:]...), append(session[:c], session[c+1:]...)
 		}
 		node := fleet.Asks[i%len(fleet.Asks)]
-		s, err := node.Select(ctx, &client.SelectRequest{RequestID: id, Book: true, SessionID: of,
-			Query: client.Query{Model: "m", BlockSize: size, Tokens: prompt}})
+		s, err := node.Select(ctx, &api.SelectRequest{RequestID: id, Book: true, SessionID: of,
+			Query: api.Query{Model: "m", BlockSize: size, Tokens: prompt}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -97,7 +97,7 @@ func TestWithin(t *testing.T) {
 		t.Errorf("only %d workers have more blocks in device and host together than in sequence", deeper)
 	}
 	for i, ask := range clients {
-		for _, q := range []client.Query{{Tokens: prompt}, {Hashes: hashes}, {EngineHashes: engine}} {
+		for _, q := range []api.Query{{Tokens: prompt}, {Hashes: hashes}, {EngineHashes: engine}} {
 			q.Model, q.Within, q.MinSeq = "m", within, at
 			harness.Eventually(t, fmt.Sprintf("client %d is answered %+v", i, want), func() (bool, string) {
 				a, err := ask.Find(ctx, &q)
@@ -121,7 +121,7 @@ func TestWithin(t *testing.T) {
 				}
 			}
 		}
-		for name, q := range map[string]client.Query{"no tokens": {Tokens: api.Tokens{}}, "few tokens": {Tokens: prompt[:3]},
+		for name, q := range map[string]api.Query{"no tokens": {Tokens: api.Tokens{}}, "few tokens": {Tokens: prompt[:3]},
 			"no hashes": {Hashes: api.Hashes{}}} {
 			q.Model, q.Within = "m", within
 			if a, err := ask.Find(ctx, &q); err != nil || a.Reason != api.ReasonNoBlocks || a.Blocks != 0 ||
@@ -129,7 +129,7 @@ func TestWithin(t *testing.T) {
 				t.Errorf("client %d: %s: %+v, %v", i, name, a, err)
 			}
 		}
-		q := client.Query{Model: "m", Tokens: prompt, Within: []api.Tiers{"ssd"}}
+		q := api.Query{Model: "m", Tokens: prompt, Within: []api.Tiers{"ssd"}}
 		if _, err := ask.Find(ctx, &q); client.CodeOf(err) != api.CodeMalformed || !strings.Contains(err.Error(), `"ssd"`) {
 			t.Errorf("client %d: %v", i, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
@@ -78,7 +79,7 @@ func StartFleet(t testing.TB, c FleetConfig) *Fleet {
 	ctx := Context(t)
 	for i, ask := range f.Asks {
 		Eventually(t, fmt.Sprintf("node %d may choose all workers", i), func() (bool, string) {
-			p, err := ask.Select(ctx, &client.SelectRequest{Advisory: true, Query: client.Query{Model: "m",
+			p, err := ask.Select(ctx, &api.SelectRequest{Advisory: true, Query: api.Query{Model: "m",
 				Tokens: Tokens(1, BlockSize), Explain: true}})
 			return err == nil && p.Candidates == c.Workers, fmt.Sprintf("%+v %v", p, err)
 		})

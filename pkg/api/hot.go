@@ -11,7 +11,7 @@ import (
 // Bounds of a list of hot prefixes.
 const (
 	UsualHot = 10 // default of a request
-	MaxHot   = 64 // largest number in a request
+	maxHot   = 64 // largest number in a request
 )
 
 // HotRequest is a request for the hot prefixes of a model.
@@ -22,8 +22,8 @@ type HotRequest struct {
 
 // Check returns an error for an invalid request. The error is an [Error].
 func (r *HotRequest) Check() error {
-	if r.Limit > MaxHot {
-		return Errorf(CodeMalformed, "limit is %d, more than %d", r.Limit, MaxHot)
+	if r.Limit > maxHot {
+		return Errorf(CodeMalformed, "limit is %d, more than %d", r.Limit, maxHot)
 	}
 	return checkModel(r.Model)
 }

@@ -167,7 +167,7 @@ func (r *reader) intoList(field string, to any) error {
 	case *[]EngineLoad:
 		return readList(r, field, to, MaxEngineLoads)
 	case *[]QuietSource:
-		return readList(r, field, to, MaxQuietSources)
+		return readList(r, field, to, maxQuietSources)
 	case *[]RouterRequest:
 		return readList(r, field, to, MaxEngineLoads)
 	case *[]WorkerResult:

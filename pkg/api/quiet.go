@@ -31,8 +31,8 @@ type QuietSource struct {
 // QuietSourceLife is the validity of a report. Shims repeat the report.
 const QuietSourceLife = 30 * time.Second
 
-// MaxQuietSources is the largest number of sources in a report, and on a node.
-const MaxQuietSources = 256
+// maxQuietSources is the largest number of sources in a report.
+const maxQuietSources = 256
 
 // MaxSourceText is the largest length of a text in a QuietSource, in bytes.
 const MaxSourceText = 1024

@@ -6,11 +6,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Bounds of a list of recorded requests.
-const (
-	UsualRecorded = 20  // default of a request
-	MaxRecorded   = 128 // largest number in a request; each node keeps as many of a model
-)
+// MaxRecorded is the largest number of recorded requests in a list. Each node keeps as many of a model.
+const MaxRecorded = 128
 
 // RecordedRequest is a request for the newest recorded requests of a model, or for one of them.
 type RecordedRequest struct {

@@ -134,7 +134,7 @@ func TestRefusalEndsEveryRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for name, ask := range map[string]func(*Client) error{
-		"find":     func(c *Client) error { _, err := c.Find(ctx, &Query{}); return err },
+		"find":     func(c *Client) error { _, err := c.Find(ctx, &api.Query{}); return err },
 		"snapshot": func(c *Client) error { _, err := c.Snapshot(ctx); return err },
 		"verify":   func(c *Client) error { _, err := c.Verify(ctx, nil); return err },
 	} {
@@ -174,13 +174,13 @@ func TestSelectIsNotHedged(t *testing.T) {
 		return to.sent
 	}
 	if n := ask(patience, func(ctx context.Context, c *Client) error {
-		_, err := c.Find(ctx, &Query{})
+		_, err := c.Find(ctx, &api.Query{})
 		return err
 	}); n != 2 {
 		t.Errorf("find: sent %d times", n)
 	}
 	if n := ask(100*time.Millisecond, func(ctx context.Context, c *Client) error {
-		_, err := c.Select(ctx, &SelectRequest{})
+		_, err := c.Select(ctx, &api.SelectRequest{})
 		return err
 	}); n != 1 {
 		t.Errorf("select: sent %d times", n)
@@ -195,7 +195,7 @@ func TestLostRepliesDoNotLastToTheDeadline(t *testing.T) {
 	to := &silent{hedged: cancel}
 	for to.hedges.Spend() {
 	}
-	if _, err := newClient(to, Options{}).Find(ctx, &Query{}); !errors.Is(err, context.Canceled) || to.sent != 2 {
+	if _, err := newClient(to, Options{}).Find(ctx, &api.Query{}); !errors.Is(err, context.Canceled) || to.sent != 2 {
 		t.Errorf("sent %d times: %v", to.sent, err)
 	}
 }
@@ -265,14 +265,14 @@ func overNATS(t testing.TB, s *natsserver.Server, why *again) *Client {
 }
 
 // serve replies to queries of the namespace "test".
-func serve(t testing.TB, c *jetstream.Conn, find func(*Query) (*Answer, *Error)) {
+func serve(t testing.TB, c *jetstream.Conn, find func(*api.Query) (*api.Answer, *api.Error)) {
 	t.Helper()
 	s, err := jetstream.Serve(c, jetstream.ServiceConfig{
 		Name: "test", Version: "1.0.0", Workers: 8, Queue: 1000,
 		Endpoints: []jetstream.Endpoint{{
 			Name: "find", Subject: jetstream.Names("test").Query(ops.Find), QueueGroup: "q",
 			Handler: func(_ context.Context, r jetstream.Request) jetstream.Response {
-				var q Query
+				var q api.Query
 				if err := api.Unmarshal(r.ContentType, r.Body, &q); err != nil {
 					t.Error(err)
 				}
@@ -298,7 +298,9 @@ func serve(t testing.TB, c *jetstream.Conn, find func(*Query) (*Answer, *Error))
 }
 
 // echo returns an answer with the model of the query.
-func echo(q *Query) (*Answer, *Error) { return &Answer{Model: q.Model, Complete: true}, nil }
+func echo(q *api.Query) (*api.Answer, *api.Error) {
+	return &api.Answer{Model: q.Model, Complete: true}, nil
+}
 
 // TestFindDuringServerRestarts sends queries while the NATS server stops and starts again. Every query gets the right
 // answer.
@@ -316,7 +318,7 @@ func TestFindDuringServerRestarts(t *testing.T) {
 		clients.Go(func() {
 			for !stop.Load() {
 				n := fmt.Sprint(asked.Add(1))
-				a, err := c.Find(within(t, patience), &Query{Model: n, Hashes: api.Hashes{1}})
+				a, err := c.Find(within(t, patience), &api.Query{Model: n, Hashes: api.Hashes{1}})
 				if err != nil || a.Model != n {
 					t.Errorf("query %s: %+v %v", n, a, err)
 					return
@@ -351,7 +353,7 @@ func TestFindAfterNodeIsKilled(t *testing.T) {
 	held, never := make(chan struct{}), make(chan struct{})
 	doomed := connect(t, s)
 	hold := sync.OnceFunc(func() { close(held) })
-	serve(t, doomed, func(q *Query) (*Answer, *Error) {
+	serve(t, doomed, func(q *api.Query) (*api.Answer, *api.Error) {
 		hold() // a hedged request may arrive before the node is killed
 		<-never
 		return echo(q)
@@ -360,7 +362,7 @@ func TestFindAfterNodeIsKilled(t *testing.T) {
 	ended := make(chan error, 1)
 	ctx := within(t, patience)
 	go func() {
-		a, err := c.Find(ctx, &Query{Model: "m", Hashes: api.Hashes{1}})
+		a, err := c.Find(ctx, &api.Query{Model: "m", Hashes: api.Hashes{1}})
 		if err == nil && a.Blocks != 7 {
 			err = fmt.Errorf("the answer is %+v", a)
 		}
@@ -368,7 +370,7 @@ func TestFindAfterNodeIsKilled(t *testing.T) {
 	}()
 	<-held
 	doomed.Close()
-	serve(t, connect(t, s), func(*Query) (*Answer, *Error) { return &Answer{Blocks: 7}, nil })
+	serve(t, connect(t, s), func(*api.Query) (*api.Answer, *api.Error) { return &api.Answer{Blocks: 7}, nil })
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +385,7 @@ func TestFindUntilNodeIsReady(t *testing.T) {
 	s := startServer(t, t.TempDir(), "127.0.0.1:0")
 	var why again
 	c := overNATS(t, s, &why)
-	q := &Query{Model: "m", Hashes: api.Hashes{1}}
+	q := &api.Query{Model: "m", Hashes: api.Hashes{1}}
 	_, err := c.Find(within(t, 200*time.Millisecond), q)
 	if code := CodeOf(err); code != api.CodeNotReady && code != api.CodeUnavailable {
 		t.Fatalf("no node serves the query: %v", err)
@@ -395,7 +397,7 @@ func TestFindUntilNodeIsReady(t *testing.T) {
 	}()
 	before := why.count(AgainAbsent)
 	testkit.Eventually(t, "the query is repeated", func() bool { return why.count(AgainAbsent) >= before+2 })
-	serve(t, connect(t, s), func(q *Query) (*Answer, *Error) {
+	serve(t, connect(t, s), func(q *api.Query) (*api.Answer, *api.Error) {
 		if q.Model == "never" || why.count(AgainRefused) == 0 {
 			return nil, api.Errorf(api.CodeNotReady, "1 of 3 partitions is not restored")
 		}
@@ -409,8 +411,9 @@ func TestFindUntilNodeIsReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer hasty.Close()
-	var failure *Error
-	_, err = hasty.Find(within(t, patience), &Query{Model: "never"}) // the error comes from the node that is not ready
+	var failure *api.Error
+	// the error comes from the node that is not ready
+	_, err = hasty.Find(within(t, patience), &api.Query{Model: "never"})
 	if !errors.As(err, &failure) || failure.Code != api.CodeNotReady ||
 		failure.Message != "1 of 3 partitions is not restored" {
 		t.Error(err)
@@ -420,7 +423,7 @@ func TestFindUntilNodeIsReady(t *testing.T) {
 	if _, err := c.Find(gone, q); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	huge := &Query{Model: "m", Hashes: make(api.Hashes, 1<<18)}
+	huge := &api.Query{Model: "m", Hashes: make(api.Hashes, 1<<18)}
 	if _, err := c.Find(within(t, patience), huge); CodeOf(err) != api.CodeTooLarge {
 		t.Errorf("too large: %v", err)
 	}
@@ -439,7 +442,7 @@ func TestSelectIsRetried(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	r := &SelectRequest{Query: Query{Model: "m", Hashes: api.Hashes{1}}, RequestID: "r", Book: true}
+	r := &api.SelectRequest{Query: api.Query{Model: "m", Hashes: api.Hashes{1}}, RequestID: "r", Book: true}
 	for _, r.Book = range []bool{true, false} {
 		before := why.count(AgainAbsent)
 		_, err := c.Select(within(t, patience), r)
@@ -459,7 +462,7 @@ func TestFindWithoutConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
-	_, err = c.Find(within(t, patience), &Query{})
+	_, err = c.Find(within(t, patience), &api.Query{})
 	if CodeOf(err) != api.CodeUnavailable || !errors.Is(err, rpc.ErrDisconnected) {
 		t.Error(err)
 	}
@@ -486,7 +489,7 @@ func TestHedgedRequestsKeepToTheirBudget(t *testing.T) {
 	var clients sync.WaitGroup
 	for range queries {
 		clients.Go(func() {
-			if _, err := c.Find(asking, &Query{Model: "m"}); !errors.Is(err, context.Canceled) {
+			if _, err := c.Find(asking, &api.Query{Model: "m"}); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		})
@@ -545,7 +548,7 @@ func TestHTTP(t *testing.T) {
 			r.URL.Path != "/v1/find" {
 			t.Errorf("%s %v", r.URL, r.Header)
 		}
-		reply(w, 200, &Answer{Model: "good"})
+		reply(w, 200, &api.Answer{Model: "good"})
 	})
 	dead := "http://" + loopback.Reserve(t)
 	held := make(chan struct{})
@@ -563,7 +566,7 @@ func TestHTTP(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		urls []string
-		code Code
+		code api.Code
 		why  string
 	}{
 		{"good", []string{good}, "", ""},
@@ -593,7 +596,7 @@ func TestHTTP(t *testing.T) {
 			}
 			defer client.Close()
 			for range 2 * len(c.urls) { // the first attempt goes to each URL in turn
-				a, err := client.Find(within(t, patience), &Query{Model: "m"})
+				a, err := client.Find(within(t, patience), &api.Query{Model: "m"})
 				if CodeOf(err) != c.code || err == nil && a.Model != "good" || err != nil && c.code == "" {
 					t.Errorf("%+v %v", a, err)
 				}
@@ -615,7 +618,7 @@ func BenchmarkFind(b *testing.B) {
 	s := startServer(b, b.TempDir(), "127.0.0.1:0")
 	serve(b, connect(b, s), echo)
 	c := overNATS(b, s, &again{})
-	q := &Query{Model: "m", Hashes: make(api.Hashes, 64)}
+	q := &api.Query{Model: "m", Hashes: make(api.Hashes, 64)}
 	ctx := within(b, patience)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -648,12 +651,12 @@ func TestOlderNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q := Query{Model: "m", Tokens: api.Tokens{1}, Diagnostic: true}
+	q := api.Query{Model: "m", Tokens: api.Tokens{1}, Diagnostic: true}
 	ctx := within(t, patience)
 	if a, err := c.Find(ctx, &q); err != nil || a.Model != "m" || asked != 2 {
 		t.Errorf("%+v, %v after %d requests", a, err, asked)
 	}
-	if s, err := c.Select(ctx, &SelectRequest{Query: q}); err != nil || s.Worker != "w1" || asked != 4 {
+	if s, err := c.Select(ctx, &api.SelectRequest{Query: q}); err != nil || s.Worker != "w1" || asked != 4 {
 		t.Errorf("%+v, %v after %d requests", s, err, asked)
 	}
 }

@@ -13,27 +13,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Requests and answers, under the names of package api.
-type (
-	Query      = api.Query
-	MediaItem  = events.MediaItem
-	Answer     = api.Answer
-	WorkerList = api.WorkerList
-	Worker     = api.Worker
-	Status     = api.Status
-	Error      = api.Error
-
-	SelectRequest    = api.SelectRequest
-	Selection        = api.Selection
-	BookRequest      = api.BookRequest
-	Booking          = api.Booking
-	RequestRef       = api.RequestRef
-	LoadList         = api.LoadList
-	PotentialRequest = api.PotentialRequest
-	PotentialList    = api.PotentialList
-	Code             = api.Code
-)
-
 // Reasons for a retry. [Options.AskedAgain] receives them.
 const (
 	AgainLost    = "lost"    // the connection was lost, or is not yet established
@@ -82,12 +61,12 @@ func newClient(to transport, o Options) *Client {
 }
 
 // Find returns the workers that hold blocks of a prompt.
-func (c *Client) Find(ctx context.Context, q *Query) (*Answer, error) {
-	a, err := call[Answer](ctx, c, ops.Find, q)
+func (c *Client) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
+	a, err := call[api.Answer](ctx, c, ops.Find, q)
 	if q.Diagnostic && refusesDiagnostic(err) {
 		plain := *q
 		plain.Diagnostic = false
-		return call[Answer](ctx, c, ops.Find, &plain)
+		return call[api.Answer](ctx, c, ops.Find, &plain)
 	}
 	return a, err
 }
@@ -99,11 +78,11 @@ func refusesDiagnostic(err error) bool {
 
 // Workers returns all ranks in the log. The list arrives in pages: it may lack a rank that appears or disappears
 // meanwhile.
-func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
-	all := &WorkerList{Workers: []api.WorkerInfo{}}
+func (c *Client) Workers(ctx context.Context) (*api.WorkerList, error) {
+	all := &api.WorkerList{Workers: []api.WorkerInfo{}}
 	for {
 		next := &api.WorkersRequest{After: all.Next, Limit: api.WorkersPage}
-		part, err := call[WorkerList](ctx, c, ops.Workers, next)
+		part, err := call[api.WorkerList](ctx, c, ops.Workers, next)
 		if err != nil {
 			return nil, err
 		}
@@ -114,30 +93,30 @@ func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
 }
 
 // RegisterWorker registers a worker and replaces an earlier registration.
-func (c *Client) RegisterWorker(ctx context.Context, r *api.WorkerRegistration) (*Worker, error) {
-	return call[Worker](ctx, c, ops.RegisterWorker, r)
+func (c *Client) RegisterWorker(ctx context.Context, r *api.WorkerRegistration) (*api.Worker, error) {
+	return call[api.Worker](ctx, c, ops.RegisterWorker, r)
 }
 
 // ChangeWorker changes the attributes of a worker. Unset fields stay as they are. The answering node applies the change
 // at once, and all nodes apply it within a heartbeat. ChangeWorker is idempotent.
-func (c *Client) ChangeWorker(ctx context.Context, change *api.WorkerChange) (*Worker, error) {
-	return callFor[Worker](ctx, c, ops.ChangeWorker, change.Instance, change)
+func (c *Client) ChangeWorker(ctx context.Context, change *api.WorkerChange) (*api.Worker, error) {
+	return callFor[api.Worker](ctx, c, ops.ChangeWorker, change.Instance, change)
 }
 
 // RemoveWorker removes the registration of a worker without a shim, or of a worker with a shim in an indexer. It
 // also discards the changes of [Client.ChangeWorker].
-func (c *Client) RemoveWorker(ctx context.Context, instance events.WorkerID) (*Worker, error) {
-	return callFor[Worker](ctx, c, ops.RemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
+func (c *Client) RemoveWorker(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
+	return callFor[api.Worker](ctx, c, ops.RemoveWorker, instance, &api.WorkerRemoval{Instance: instance})
 }
 
 // Status returns the state of the answering node.
-func (c *Client) Status(ctx context.Context) (*Status, error) {
-	return call[Status](ctx, c, ops.Status, nil)
+func (c *Client) Status(ctx context.Context) (*api.Status, error) {
+	return call[api.Status](ctx, c, ops.Status, nil)
 }
 
 // StatusOf returns the state of the given node. Any node forwards the request.
-func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
-	s, err := call[Status](ctx, c, ops.Status, &api.StatusRequest{Node: node})
+func (c *Client) StatusOf(ctx context.Context, node string) (*api.Status, error) {
+	s, err := call[api.Status](ctx, c, ops.Status, &api.StatusRequest{Node: node})
 	if err == nil && s.Node != node {
 		return nil, api.Errorf(api.CodeUnavailable,
 			"node %s answered in its place: its version %s does not forward status requests", s.Node, s.Version)
@@ -147,8 +126,8 @@ func (c *Client) StatusOf(ctx context.Context, node string) (*Status, error) {
 
 // Verify returns the state of the node with a checksum of each partition, and in a cluster the checksums of all nodes.
 // For a partition in at, the checksum is of that position in the log, unless the node has passed the position.
-func (c *Client) Verify(ctx context.Context, at []api.PartitionSeq) (*Status, error) {
-	return call[Status](ctx, c, ops.Verify, &api.VerifyRequest{At: at})
+func (c *Client) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error) {
+	return call[api.Status](ctx, c, ops.Verify, &api.VerifyRequest{At: at})
 }
 
 // Snapshot writes a snapshot of every partition now.
@@ -164,35 +143,35 @@ func (c *Client) Prefixes(ctx context.Context, r *api.PrefixesRequest) (*api.Pre
 // Select chooses a worker for a prompt, and books the request there if Book is set. The client sends a booking once: if
 // the answer is lost, the request may still be booked. Without Book, the client retries like [Client.Find]; with a
 // RequestID, the nodes keep the choice of any attempt for Book.
-func (c *Client) Select(ctx context.Context, r *SelectRequest) (*Selection, error) {
-	s, err := call[Selection](ctx, c, ops.Select, r)
+func (c *Client) Select(ctx context.Context, r *api.SelectRequest) (*api.Selection, error) {
+	s, err := call[api.Selection](ctx, c, ops.Select, r)
 	if r.Diagnostic && refusesDiagnostic(err) {
 		plain := *r
 		plain.Diagnostic = false
-		return call[Selection](ctx, c, ops.Select, &plain)
+		return call[api.Selection](ctx, c, ops.Select, &plain)
 	}
 	return s, err
 }
 
 // Book books a request on the named worker, or on the worker that Select chose for the id. The client sends it once.
-func (c *Client) Book(ctx context.Context, r *BookRequest) (*Booking, error) {
-	return call[Booking](ctx, c, ops.Book, r)
+func (c *Client) Book(ctx context.Context, r *api.BookRequest) (*api.Booking, error) {
+	return call[api.Booking](ctx, c, ops.Book, r)
 }
 
 // PrefillComplete reports the first output token of a request. It is idempotent.
 func (c *Client) PrefillComplete(ctx context.Context, model, requestID string) error {
-	_, err := call[api.Done](ctx, c, ops.PrefillComplete, &RequestRef{Model: model, RequestID: requestID})
+	_, err := call[api.Done](ctx, c, ops.PrefillComplete, &api.RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
 // Progress reports that a request is still running: its expiry starts again. It is idempotent.
 func (c *Client) Progress(ctx context.Context, model, requestID string) error {
-	_, err := call[api.Done](ctx, c, ops.Progress, &RequestRef{Model: model, RequestID: requestID})
+	_, err := call[api.Done](ctx, c, ops.Progress, &api.RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
 // OutputBlock reports another full block of output of a request. The client sends it once.
-func (c *Client) OutputBlock(ctx context.Context, r *RequestRef) error {
+func (c *Client) OutputBlock(ctx context.Context, r *api.RequestRef) error {
 	_, err := call[api.Done](ctx, c, ops.OutputBlock, r)
 	return err
 }
@@ -200,14 +179,14 @@ func (c *Client) OutputBlock(ctx context.Context, r *RequestRef) error {
 // Free reports the end of a request. The client sends it once. A booking without Free expires after a time without
 // Progress.
 func (c *Client) Free(ctx context.Context, model, requestID string) error {
-	_, err := call[api.Done](ctx, c, ops.Free, &RequestRef{Model: model, RequestID: requestID})
+	_, err := call[api.Done](ctx, c, ops.Free, &api.RequestRef{Model: model, RequestID: requestID})
 	return err
 }
 
 // FreeResult is [Client.Free] with the result of the request at its worker. A failure penalises the worker for a
 // moment.
 func (c *Client) FreeResult(ctx context.Context, model, requestID string, result api.Result) error {
-	_, err := call[api.Done](ctx, c, ops.Free, &RequestRef{Model: model, RequestID: requestID, Result: result})
+	_, err := call[api.Done](ctx, c, ops.Free, &api.RequestRef{Model: model, RequestID: requestID, Result: result})
 	return err
 }
 
@@ -219,13 +198,13 @@ func (c *Client) ReportResult(ctx context.Context, worker events.WorkerID, resul
 }
 
 // Loads returns the loads of the workers of a model, or of all models if the model is empty.
-func (c *Client) Loads(ctx context.Context, model string) (*LoadList, error) {
-	return call[LoadList](ctx, c, ops.Loads, &api.LoadsRequest{Model: model})
+func (c *Client) Loads(ctx context.Context, model string) (*api.LoadList, error) {
+	return call[api.LoadList](ctx, c, ops.Loads, &api.LoadsRequest{Model: model})
 }
 
 // PotentialLoads returns the load of each worker as it would be with an additional prompt.
-func (c *Client) PotentialLoads(ctx context.Context, r *PotentialRequest) (*PotentialList, error) {
-	return call[PotentialList](ctx, c, ops.PotentialLoads, r)
+func (c *Client) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (*api.PotentialList, error) {
+	return call[api.PotentialList](ctx, c, ops.PotentialLoads, r)
 }
 
 // EngineLoad reports the loads of engines. A repeated or older report has no effect.
@@ -313,8 +292,8 @@ func (c *Client) Call(ctx context.Context, op string, request, answer any) error
 func (c *Client) Close() { c.to.close() }
 
 // CodeOf returns the code of an error of this package, or "".
-func CodeOf(err error) Code {
-	if e, is := errors.AsType[*Error](err); is {
+func CodeOf(err error) api.Code {
+	if e, is := errors.AsType[*api.Error](err); is {
 		return e.Code
 	}
 	return ""
@@ -353,7 +332,7 @@ func (c *Client) exchange(
 
 // failure joins an error code and the cause.
 type failure struct {
-	as    *Error
+	as    *api.Error
 	cause error
 }
 
@@ -361,6 +340,6 @@ func (f *failure) Error() string   { return f.as.Error() }
 func (f *failure) Unwrap() []error { return []error{f.as, f.cause} }
 
 // failed returns an error with the code. The message ends with the cause.
-func failed(code Code, cause error, format string, args ...any) error {
+func failed(code api.Code, cause error, format string, args ...any) error {
 	return &failure{api.Errorf(code, "%s: %v", fmt.Sprintf(format, args...), cause), cause}
 }

@@ -7,7 +7,7 @@
 //
 // All methods, answers and errors are the same over NATS and HTTP:
 //
-//	answer, err := c.Find(ctx, &client.Query{Model: "llama", Tokens: tokens})
+//	answer, err := c.Find(ctx, &api.Query{Model: "llama", Tokens: tokens})
 //	list, err := c.Workers(ctx)
 //	status, err := c.Status(ctx)
 //
@@ -31,7 +31,7 @@
 //
 // # Errors
 //
-// Every error is or wraps an [*Error], except the error of a cancelled context. The code decides the reaction:
+// Every error is or wraps an [*api.Error], except the error of a cancelled context. The code decides the reaction:
 //
 //	switch client.CodeOf(err) {
 //	case api.CodeUnknownModel: // no worker serves the model

@@ -36,7 +36,7 @@ func Example() {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	answer, err := c.Find(ctx, &client.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}})
+	answer, err := c.Find(ctx, &api.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}})
 	switch client.CodeOf(err) {
 	case "":
 	case api.CodeUnknownModel:
@@ -79,8 +79,8 @@ func ExampleClient_Select() {
 
 	const id = "req-1"                                     // a new id for each try
 	short, cancel := context.WithTimeout(ctx, time.Minute) // in a router, for example 250 ms
-	chosen, err := c.Select(short, &client.SelectRequest{
-		Query: client.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}}, RequestID: id, Book: true,
+	chosen, err := c.Select(short, &api.SelectRequest{
+		Query: api.Query{Model: "llama", Tokens: api.Tokens{1, 2, 3}}, RequestID: id, Book: true,
 	})
 	cancel()
 	if err != nil {

@@ -108,7 +108,7 @@ func (t *natsTransport) close() {
 	}
 }
 
-// Failure returns the error in a reply, or nil. The error is or wraps an [*Error]. Only this module can call it,
+// Failure returns the error in a reply, or nil. The error is or wraps an [*api.Error]. Only this module can call it,
 // because the reply is internal.
 func Failure(r rpc.Reply) error {
 	if r.Err == nil {
@@ -116,7 +116,7 @@ func Failure(r rpc.Reply) error {
 	}
 	refused, isRefused := errors.AsType[*rpc.ServiceError](r.Err)
 	var body api.ErrorBody
-	switch _, own := errors.AsType[*Error](r.Err); {
+	switch _, own := errors.AsType[*api.Error](r.Err); {
 	case own:
 		return r.Err
 	case len(r.Body) > 0 && api.Unmarshal(api.MsgPack, r.Body, &body) == nil && body.Error != nil:

@@ -7,24 +7,25 @@ import (
 	"sort"
 )
 
-// Beyond is the reason why a rank loads no more blocks of the shared store.
+// Beyond is the reason why a rank loads no more blocks of the shared store: prompt_ends, not_in_store, not_known,
+// below_threshold, capacity, gap, other_groups, alignment or last_token.
 type Beyond string
 
 const (
-	BeyondEnd     Beyond = "prompt_ends"  // all blocks after the own prefix are in the store
+	beyondEnd     Beyond = "prompt_ends"  // all blocks after the own prefix are in the store
 	BeyondMissing Beyond = "not_in_store" // the next block is not in the store
 	// the next block was not looked up, or the store did not answer
-	BeyondUnknown   Beyond = "not_known"
-	BeyondThreshold Beyond = "below_threshold" // the present blocks are fewer than the engine's threshold
-	BeyondCapacity  Beyond = "capacity"        // the engine has no room for more
+	beyondUnknown   Beyond = "not_known"
+	beyondThreshold Beyond = "below_threshold" // the present blocks are fewer than the engine's threshold
+	beyondCapacity  Beyond = "capacity"        // the engine has no room for more
 	// the engine loads only a run from the start of the prompt, and a block before the next block is missing; the next
 	// block is present or was not looked up
-	BeyondGap Beyond = "gap"
+	beyondGap Beyond = "gap"
 	// the next block is present, but other groups of the model's cache lack blocks
 	BeyondGroups Beyond = "other_groups"
 	// the next block is present, but hits end at larger steps, or before a block that a draft model computes
-	BeyondAligned Beyond = "alignment"
-	BeyondLast    Beyond = "last_token" // all blocks are present; the engine computes the block with the last token itself
+	beyondAligned Beyond = "alignment"
+	beyondLast    Beyond = "last_token" // all blocks are present; the engine computes the block with the last token itself
 )
 
 // Rule describes the engine's loads of the unbroken run of blocks after the own prefix.
@@ -113,9 +114,9 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 	run := end - own
 	switch {
 	case end == m.blocks:
-		why = BeyondEnd
+		why = beyondEnd
 	case !m.known.Get(int(end)):
-		why = BeyondUnknown
+		why = beyondUnknown
 	default:
 		why = BeyondMissing
 	}
@@ -123,10 +124,10 @@ func (m *Map) Load(own uint32, rule Rule) (blocks uint32, why Beyond) {
 		return m.loadTrailing(own, end, rule, why)
 	}
 	if run > rule.most {
-		run, why = rule.most, BeyondCapacity
+		run, why = rule.most, beyondCapacity
 	}
 	if end > own && run < rule.least {
-		return 0, BeyondThreshold
+		return 0, beyondThreshold
 	}
 	return run, why
 }
@@ -147,19 +148,19 @@ func (m *Map) fromStart(own uint32) (blocks uint32, why Beyond) {
 	there := m.end(at) > at
 	switch {
 	case at == m.blocks:
-		why = BeyondEnd
+		why = beyondEnd
 	case s.whole:
-		why = BeyondLast
+		why = beyondLast
 	case there && m.end(0) <= at, !m.known.Get(int(at)) && m.end(0) < at && m.known.Get(int(m.end(0))):
-		why = BeyondGap
+		why = beyondGap
 	case there && s.hybrid:
 		why = BeyondGroups
 	case there:
-		why = BeyondAligned
+		why = beyondAligned
 	case m.known.Get(int(at)):
 		why = BeyondMissing
 	default:
-		why = BeyondUnknown
+		why = beyondUnknown
 	}
 	return at - own, why
 }

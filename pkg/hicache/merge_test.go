@@ -42,7 +42,7 @@ func TestMapAgainstController(t *testing.T) {
 		for have := range n + 2 {
 			got, why := m.Load(uint32(have), s.Rule())
 			there, would := wouldLoad(s, pages, have)
-			if int(got) != would || (would < there) != (why == BeyondThreshold || why == BeyondCapacity) {
+			if int(got) != would || (would < there) != (why == beyondThreshold || why == beyondCapacity) {
 				t.Fatalf("%+v %v from %d: %d (%s), want %d of %d", s, pages, have, got, why, would, there)
 			}
 		}

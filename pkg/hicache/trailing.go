@@ -64,7 +64,7 @@ func (t *trailing) longest(own, n uint32) uint32 {
 // loadTrailing is [Map.Load] for such an engine. The pages up to end have all other objects.
 func (m *Map) loadTrailing(own, end uint32, rule Rule, why Beyond) (blocks uint32, _ Beyond) {
 	if rule.most < end-own {
-		end, why = own+rule.most, BeyondCapacity
+		end, why = own+rule.most, beyondCapacity
 	}
 	if end == own {
 		return 0, why
@@ -73,11 +73,11 @@ func (m *Map) loadTrailing(own, end uint32, rule Rule, why Beyond) (blocks uint3
 	if to < end {
 		w := m.trailing.lacking(own, end)
 		if why = BeyondGroups; !w.known.Get(int(end - 1 - w.run[end-1])) {
-			why = BeyondUnknown
+			why = beyondUnknown
 		}
 	}
 	if to > own && to-own < rule.least {
-		return 0, BeyondThreshold
+		return 0, beyondThreshold
 	}
 	return to - own, why
 }

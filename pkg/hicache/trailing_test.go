@@ -104,7 +104,7 @@ func TestTrailingAgainstTwin(t *testing.T) {
 			t.Fatalf("at most %d: %d, want %d", most, got, capped)
 		}
 		if got, why := m.Load(uint32(own), Rule{least: 5, most: noBound}); int(got) != want && (want >= 5 || got != 0 ||
-			why != BeyondThreshold) {
+			why != beyondThreshold) {
 			t.Fatalf("at least 5: %d %s, want %d", got, why, want)
 		}
 	}
@@ -121,7 +121,7 @@ func TestTrailingUnknown(t *testing.T) {
 	for known, want := range map[uint64]struct {
 		blocks uint32
 		why    Beyond
-	}{0b1111: {4, BeyondEnd}, 0b0111: {3, BeyondUnknown}, 0b1011: {2, BeyondUnknown}, 0b0000: {0, BeyondUnknown}} {
+	}{0b1111: {4, beyondEnd}, 0b0111: {3, beyondUnknown}, 0b1011: {2, beyondUnknown}, 0b0000: {0, beyondUnknown}} {
 		m := p.Map([]Found{all, {Present: Bitmap{0b1111}, Known: Bitmap{known}}})
 		if blocks, why := m.Load(0, Rule{most: noBound}); blocks != want.blocks || why != want.why {
 			t.Errorf("%b: %d %s, want %+v", known, blocks, why, want)

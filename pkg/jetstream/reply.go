@@ -26,10 +26,10 @@ func ReplyAllowed(subject string) bool {
 	return strings.HasPrefix(subject, InboxRoot) || strings.HasPrefix(subject, responses)
 }
 
-// MayForward reports whether another node may answer a request with this reply subject; see [Conn.Forward]. The
-// receiving node answers requests from another cluster: permissions deny these subjects to other nodes.
-func MayForward(reply string) bool {
-	return reply != "" && !strings.HasPrefix(reply, gatewayReply) && !strings.HasPrefix(reply, gatewayBefore)
+// MayForward reports whether another node may answer the request; see [Conn.Forward]. The receiving node answers
+// requests from another cluster: permissions deny their reply subjects to other nodes.
+func (r *Request) MayForward() bool {
+	return r.Reply != "" && !strings.HasPrefix(r.Reply, gatewayReply) && !strings.HasPrefix(r.Reply, gatewayBefore)
 }
 
 // crossesAccounts reports whether a request with this reply subject came from another account or cluster. nats-server

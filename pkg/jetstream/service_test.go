@@ -615,9 +615,9 @@ func TestReplyAllowed(t *testing.T) {
 		"$JS.API.STREAM.PURGE.S": false, "$KV.kvatlas_a.namespace": false, "kv.v1.a.ev.0.w.0": false,
 		"$SYS.REQ.SERVER.PING": false, "$JS.ACK.x": false, "x": false, "": false, "_inbox.x": false,
 	} {
-		if gateway := strings.HasPrefix(reply, "_GR_.") || strings.HasPrefix(reply, "$GR."); MayForward(reply) !=
-			(reply != "" && !gateway) {
-			t.Errorf("MayForward(%q) is %v", reply, gateway || reply == "")
+		r, gateway := &Request{Reply: reply}, strings.HasPrefix(reply, "_GR_.") || strings.HasPrefix(reply, "$GR.")
+		if r.MayForward() != (reply != "" && !gateway) {
+			t.Errorf("MayForward is %v with the reply subject %q", r.MayForward(), reply)
 		}
 		if ReplyAllowed(reply) != want {
 			t.Errorf("ReplyAllowed(%q) is %v", reply, !want)

@@ -111,7 +111,7 @@ func TestChunks(t *testing.T) {
 			t.Errorf("%s: %v blocks in device and host, want %v", name, got, c.want)
 		}
 		for i, p := range x.Explain(1, locals[:c.query], nil).Ranks {
-			if name == "a part of a chunk" && p.Stop != StopChunk && p.Stop != StopAbsent {
+			if name == "a part of a chunk" && p.Stop != stopChunk && p.Stop != StopAbsent {
 				t.Errorf("%s: rank %d stops because of %v", name, i, p.Stop)
 			}
 		}

@@ -8,18 +8,19 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Stop is the rule that ended a rank's prefix.
+// Stop is the rule that ended a rank's prefix. String returns query_ends, unknown_block, not_held,
+// held_in_earlier_tier, group_lacks_blocks, draft_model or part_of_chunk.
 type Stop uint8
 
 // The rules.
 const (
-	StopEnd     Stop = 1 // the end of the query
+	stopEnd     Stop = 1 // the end of the query
 	StopUnknown Stop = 2 // no rank holds or remembers the block, or blocks after it
 	StopAbsent  Stop = 3 // the rank holds the block in no tier
-	StopEarlier Stop = 4 // the rank holds the block only in tiers before the current tier of the prefix
+	stopEarlier Stop = 4 // the rank holds the block only in tiers before the current tier of the prefix
 	StopGroup   Stop = 5 // a group besides the main groups lacks blocks that any longer prefix needs
-	StopDraft   Stop = 6 // the engine computes the last held block again, for a draft model
-	StopChunk   Stop = 7 // the engine loads a chunk of several blocks only as a whole, and blocks are missing
+	stopDraft   Stop = 6 // the engine computes the last held block again, for a draft model
+	stopChunk   Stop = 7 // the engine loads a chunk of several blocks only as a whole, and blocks are missing
 )
 
 var stopNames = [...]string{"none", "query_ends", "unknown_block", "not_held", "held_in_earlier_tier",
@@ -121,8 +122,8 @@ func (w *walk) explain(query int, allowed *RankSet, a *Answer) *Explanation {
 		}
 		if any != 0 {
 			p.explain(query)
-			if p.Stop == StopEarlier && w.loading(uint32(slot)).Chunked() {
-				p.Stop = StopChunk
+			if p.Stop == stopEarlier && w.loading(uint32(slot)).Chunked() {
+				p.Stop = stopChunk
 			}
 			if u := w.limit(uint32(slot)); u != nil {
 				w.explainCut(&p, u, usable[id])
@@ -142,7 +143,7 @@ func (w *walk) explainCut(p *RankPath, u *reuse, usable [events.NumTiers]uint32)
 		return
 	}
 	slot := uint32(p.Rank.Slot())
-	p.Stop = StopDraft
+	p.Stop = stopDraft
 	most := held - min(held, u.most)
 	for least, i := most, 0; i < len(u.windows); i++ {
 		if m := w.fit(&u.windows[i], slot, w.seen(slot), len(w.path)-1, most); m < least {
@@ -161,14 +162,14 @@ func (p *RankPath) explain(query int) {
 	end := int(p.Overlap.Blocks())
 	switch {
 	case end >= query:
-		p.Stop = StopEnd
+		p.Stop = stopEnd
 	case end >= len(p.Blocks):
 		p.Stop = StopUnknown
 		return
 	case p.Blocks[end] == 0:
 		p.Stop = StopAbsent
 	default:
-		p.Stop = StopEarlier
+		p.Stop = stopEarlier
 	}
 	for _, s := range p.Blocks[min(end, len(p.Blocks)):] {
 		if s != 0 {

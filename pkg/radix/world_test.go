@@ -517,7 +517,7 @@ func (w *world) verify(space uint32, q []events.LocalHash) {
 			flat = append(flat, p.Overlap)
 		}
 		m := w.ranks[slices.IndexFunc(w.ranks, func(m *member) bool { return m.id == p.Rank })]
-		if cut := m.twin.Held(q) != m.twin.Match(q); cut != (p.Stop == StopGroup || p.Stop == StopDraft) &&
+		if cut := m.twin.Held(q) != m.twin.Match(q); cut != (p.Stop == StopGroup || p.Stop == stopDraft) &&
 			total(m.twin.Held(q)) != total(m.twin.Match(q)) {
 			w.fail("explain: rank %d holds %v, of which %v are usable: %v", p.Rank, m.twin.Held(q), m.twin.Match(q),
 				p.Stop)

@@ -55,9 +55,6 @@ func (q *Queue) Most() int {
 	return most
 }
 
-// DefaultQuantum is the quantum of a class without a quantum.
-const DefaultQuantum = 8192
-
 // validate returns all errors of q, which may be nil.
 func (q *Queue) validate() error {
 	if q == nil {

@@ -35,19 +35,20 @@ type Log struct {
 	Last      events.StreamSeq // last message ever stored
 }
 
-// Reason is the reason against a generation. Counters use the name.
+// Reason is the reason against a generation. String returns the name for counters: unreadable, future_version, foreign,
+// other_epoch, ahead_of_log, log_truncated, missing_chunk, corrupt_chunk or failed.
 type Reason uint8
 
 const (
-	Unreadable   Reason = iota + 1 // the manifest is damaged
+	unreadable   Reason = iota + 1 // the manifest is damaged
 	Future                         // the manifest or a chunk has a later version of the format
-	Foreign                        // the manifest is of another namespace, partition or stream, or under a wrong key
+	foreign                        // the manifest is of another namespace, partition or stream, or under a wrong key
 	OtherEpoch                     // the stream was recreated
 	AheadOfLog                     // the log ends before the position of the snapshot: the log has lost messages
 	LogTruncated                   // the log begins after the position of the snapshot
 	MissingChunk                   // a chunk is missing from the bucket
 	CorruptChunk                   // a chunk is damaged
-	Failed                         // another read error; see Err
+	failed                         // another read error; see Err
 
 	// NumReasons is greater than all reasons.
 	NumReasons
@@ -73,7 +74,7 @@ func ReasonOf(err error) Reason {
 	case errors.Is(err, ErrCorrupt):
 		return CorruptChunk
 	}
-	return Failed
+	return failed
 }
 
 // Rejection is an unusable generation.
@@ -145,9 +146,9 @@ func (b *Bucket) parse() []found {
 		case errors.Is(err, ErrVersion):
 			f.reject(Future, err)
 		case err != nil:
-			f.reject(Unreadable, err)
+			f.reject(unreadable, err)
 		case m.Partition != key.Partition || key.Type == EarlierKey && m.Generation != key.Generation:
-			f.reject(Foreign, fmt.Errorf("%w: manifest of partition %d, generation %d", ErrCorrupt, m.Partition,
+			f.reject(foreign, fmt.Errorf("%w: manifest of partition %d, generation %d", ErrCorrupt, m.Partition,
 				m.Generation))
 		default:
 			f.m = m
@@ -189,7 +190,7 @@ func (b *Bucket) whole(m *Manifest, present map[string]bool) (Reason, error) {
 func (m *Manifest) fits(log *Log) (Reason, error) {
 	switch {
 	case m.Namespace != log.Namespace || m.Stream != log.Stream:
-		return Foreign, fmt.Errorf("snapshot of stream %s in namespace %q, not of %s in %q", m.Stream, m.Namespace,
+		return foreign, fmt.Errorf("snapshot of stream %s in namespace %q, not of %s in %q", m.Stream, m.Namespace,
 			log.Stream, log.Namespace)
 	case !m.Epoch.Equal(log.Epoch):
 		return OtherEpoch, fmt.Errorf("snapshot of the stream made at %s, not of the one made at %s",

@@ -127,7 +127,7 @@ func (s *store) manifest(t *testing.T, g Generation) *Manifest {
 func TestReasonOf(t *testing.T) {
 	for want, err := range map[Reason]error{
 		Future: fmt.Errorf("x: %w", ErrVersion), MissingChunk: fmt.Errorf("x: %w",
-			ErrMissing), CorruptChunk: fmt.Errorf("x: %w", ErrCorrupt), Failed: errors.New("timeout"),
+			ErrMissing), CorruptChunk: fmt.Errorf("x: %w", ErrCorrupt), failed: errors.New("timeout"),
 	} {
 		if got := ReasonOf(err); got != want {
 			t.Errorf("%v is %s", err, got)

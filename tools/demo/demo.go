@@ -350,7 +350,7 @@ func (s *show) route(ctx context.Context, i int, r trace.Request) (*worker, erro
 	}
 	s.check(i, answer)
 	begun := time.Now()
-	choice, err := s.client.Select(ctx, &client.SelectRequest{Query: q, RequestID: fmt.Sprint(i), Book: true})
+	choice, err := s.client.Select(ctx, &api.SelectRequest{Query: q, RequestID: fmt.Sprint(i), Book: true})
 	s.choosing = append(s.choosing, time.Since(begun))
 	if err != nil {
 		return nil, err

@@ -195,7 +195,7 @@ func (d *demo) startEngines(ctx context.Context) error {
 		}
 	}
 	return d.eventually(ctx, "the indexer has both workers", func() (bool, error) {
-		s, err := d.client.Select(ctx, &api.SelectRequest{Query: client.Query{Model: model, Tokens: api.Tokens{1}},
+		s, err := d.client.Select(ctx, &api.SelectRequest{Query: api.Query{Model: model, Tokens: api.Tokens{1}},
 			Advisory: true})
 		return err == nil && s.Candidates == len(d.engines), err
 	})
@@ -287,7 +287,7 @@ func (d *demo) held(ctx context.Context, list []message, worker string) (uint32,
 	if err != nil {
 		return 0, err
 	}
-	answer, err := d.client.Find(ctx, &client.Query{Model: model, Text: &api.Text{Messages: text}})
+	answer, err := d.client.Find(ctx, &api.Query{Model: model, Text: &api.Text{Messages: text}})
 	if err != nil {
 		return 0, err
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
+	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
@@ -97,7 +98,7 @@ func (p *plane) equal(when string) {
 	harness.Eventually(p.t, when+", the index is as the engines are", func() (bool, string) {
 		some := false
 		for _, prompt := range p.prompts {
-			answer, err := p.client.Find(ctx, &client.Query{Model: "m", Tokens: prompt})
+			answer, err := p.client.Find(ctx, &api.Query{Model: "m", Tokens: prompt})
 			if err != nil {
 				return false, err.Error()
 			}

@@ -183,14 +183,14 @@ func (r *soak) book(ctx context.Context, number int) map[string]int {
 	for n := 0; ctx.Err() == nil; n++ {
 		p := r.prompts[rng.IntN(len(r.prompts))]
 		id := fmt.Sprintf("soak-%d-%d", number, n)
-		_, err := c.Select(ctx, &client.SelectRequest{Query: harness.LocalsQuery(r.w.engines[0].hasher.Hash(nil,
+		_, err := c.Select(ctx, &api.SelectRequest{Query: harness.LocalsQuery(r.w.engines[0].hasher.Hash(nil,
 			p.tokens(0, p.blocks()))), RequestID: id, Book: true})
 		if err != nil {
 			counts[fmt.Sprintf("choices by a client %s that failed, after a kill of %s: %s: %.100s", who,
 				r.killed.Load(), client.CodeOf(err), numbers.ReplaceAllString(err.Error(), "…"))]++
 		} else {
 			_ = c.PrefillComplete(ctx, "m", id) // a node may be away: then the request expires
-			_ = c.OutputBlock(ctx, &client.RequestRef{Model: "m", RequestID: id})
+			_ = c.OutputBlock(ctx, &api.RequestRef{Model: "m", RequestID: id})
 			freed := client.CodeOf(c.Free(ctx, "m", id))
 			counts[fmt.Sprintf("choices by a client %s, freed with %q", who, freed)]++
 		}

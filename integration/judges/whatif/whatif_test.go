@@ -20,7 +20,6 @@ import (
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/testkit"
 	"github.com/kvatlas/kvatlas/pkg/api"
-	"github.com/kvatlas/kvatlas/pkg/client"
 	"github.com/kvatlas/kvatlas/pkg/events"
 	"github.com/kvatlas/kvatlas/tools/enginesim"
 	"github.com/kvatlas/kvatlas/tools/whatif"
@@ -211,8 +210,8 @@ func (v *variant) run(t *testing.T) (recordings []string, workers string) {
 		time.Sleep(time.Until(begin.Add(a.at)))
 		under.Go(func() {
 			id := fmt.Sprint("r", i)
-			s, err := node.Select(ctx, &client.SelectRequest{RequestID: id, Book: true, SessionID: a.session,
-				ExpectedOutputTokens: 1, Query: client.Query{Model: "m", BlockSize: harness.BlockSize, Tokens: a.tokens}})
+			s, err := node.Select(ctx, &api.SelectRequest{RequestID: id, Book: true, SessionID: a.session,
+				ExpectedOutputTokens: 1, Query: api.Query{Model: "m", BlockSize: harness.BlockSize, Tokens: a.tokens}})
 			if err != nil {
 				t.Error(err)
 				return

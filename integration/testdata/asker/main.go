@@ -37,7 +37,7 @@ func main() {
 func ask(c *client.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	answer, err := c.Find(ctx, &client.Query{Model: "m", Hashes: api.Hashes{1000, 1001, 1002}})
+	answer, err := c.Find(ctx, &api.Query{Model: "m", Hashes: api.Hashes{1000, 1001, 1002}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func ask(c *client.Client) {
 		log.Fatal(err)
 	}
 	fmt.Printf("%d workers; node %s is ready: %v\n", len(list.Workers), again.Node, status.Ready)
-	_, err = c.Find(ctx, &client.Query{Model: "none", Hashes: api.Hashes{1}})
-	var failure *client.Error
+	_, err = c.Find(ctx, &api.Query{Model: "none", Hashes: api.Hashes{1}})
+	var failure *api.Error
 	fmt.Println(client.CodeOf(err) == api.CodeUnknownModel, errors.As(err, &failure), failure.Code)
 }

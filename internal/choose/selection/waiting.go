@@ -56,11 +56,14 @@ type waiter struct {
 	done chan struct{}
 }
 
+// defaultQuantum is the quantum of a class without a quantum.
+const defaultQuantum = 8192
+
 func newWaitingRoom(cfg *routing.Queue) *waitingRoom {
 	w := &waitingRoom{cfg: cfg, most: cfg.Most(), start: time.Now(), changed: make(chan struct{}, 1),
 		models: map[string]*modelQueue{}}
 	class := func(name, policy string, quantum *float64, l routing.QueueLimits) {
-		c := queue.Class{Name: name, Policy: queue.Policy(policy), Quantum: routing.DefaultQuantum,
+		c := queue.Class{Name: name, Policy: queue.Policy(policy), Quantum: defaultQuantum,
 			Limits: queue.Limits{Requests: l.MaxRequests, RawTokens: l.MaxRawTokens, CachedTokens: l.MaxCachedTokens}}
 		if policy == "" {
 			c.Policy = queue.Policy(cfg.Policy)

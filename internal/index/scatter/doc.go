@@ -43,7 +43,8 @@
 //     packs both. A query whose answer needs more than the indexes of two nodes is scattered instead: explain, min_seq,
 //     a shared store, guesses, ranks by address. The same holds for every query over HTTP and every choice of a worker.
 //  2. [Forward.Send] sends the package with the client's own reply subject, or with the reply subject of another
-//     account in a header (jetstream.Conn.Forward). Queries of other clusters are not forwarded (jetstream.MayForward).
+//     account in a header (jetstream.Conn.Forward). Queries of other clusters are not forwarded
+//     (jetstream.Request.MayForward).
 //  3. [Scatter.Finish] computes the rest and merges by the same [Union]. The finisher answers only if the result is
 //     complete, and if the tokens' hashes match all workers' present hashing.
 //  4. [Reports] sends the origin a summary of the answer, which the origin counts as its own, or the reason that there

@@ -151,7 +151,10 @@ func MergeRecorded(all, part *api.RecordedList, q *api.RecordedRequest) {
 	}
 }
 
-func recordedLimit(q *api.RecordedRequest) int { return int(cmp.Or(q.Limit, api.UsualRecorded)) }
+// usualRecorded is the default number of requests in a list.
+const usualRecorded = 20
+
+func recordedLimit(q *api.RecordedRequest) int { return int(cmp.Or(q.Limit, usualRecorded)) }
 
 // recordedID is an id: a time in nanoseconds, unique on its node, in base 36, and the node.
 type recordedID struct {

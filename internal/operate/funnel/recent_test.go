@@ -61,7 +61,7 @@ func TestRecorded(t *testing.T) {
 	if len(ids) != 2*api.MaxRecorded || len(slices.Compact(slices.Clone(ids))) != len(ids) {
 		t.Errorf("%d are listed", len(ids))
 	}
-	if list := ask(api.RecordedRequest{}); len(list.Requests) != api.UsualRecorded || !list.More {
+	if list := ask(api.RecordedRequest{}); len(list.Requests) != usualRecorded || !list.More {
 		t.Errorf("%d without a limit", len(list.Requests))
 	}
 	one := ask(api.RecordedRequest{ID: ids[1]}).Requests

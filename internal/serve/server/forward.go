@@ -28,7 +28,7 @@ func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
 	s, here := v.s, overNATS(answer, ops.Find)
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		contentType, known := api.ContentType(r.ContentType)
-		if !known || !jetstream.MayForward(r.Reply) {
+		if !known || !r.MayForward() {
 			return here(ctx, r)
 		}
 		begun, answer := time.Now(), answer

@@ -11,6 +11,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/jetstream"
 )
 
+// maxQuietSources is the largest number of silent sources on a node.
+const maxQuietSources = 256
+
 // quietSources are the silent sources by the reports of their shims. It is safe for concurrent use.
 type quietSources struct {
 	mu   sync.Mutex
@@ -36,7 +39,7 @@ func (q *quietSources) enter(now time.Time, list []api.QuietSource) {
 		switch {
 		case s.Spoke:
 			delete(q.last, key)
-		case known || len(q.last) < api.MaxQuietSources:
+		case known || len(q.last) < maxQuietSources:
 			q.last[key] = quietSource{s, now.Add(api.QuietSourceLife)}
 		}
 	}
