@@ -18,7 +18,7 @@ const knownResyncs = 64
 
 // resyncs are the requests for a new incarnation. The zero value is empty.
 type resyncs struct {
-	waiting []request // until a read of the log
+	waiting *request // the last one that waits for a read of the log; the callers of earlier ones have given up
 	done    map[string]events.Incarnation
 	order   []string // the keys of done, oldest first
 }
@@ -48,17 +48,17 @@ func (r *runner) requested(a request) {
 	case a.Of != 0 && r.machine.Incarnation() > a.Of:
 		a.begun <- r.machine.Incarnation()
 	case a.Lost:
-		r.resyncs.waiting, r.look = append(r.resyncs.waiting, a), true
+		r.resyncs.waiting, r.look = &a, true
 	default:
 		r.machine.Resync(millis(time.Now()))
 		r.resyncs.reply(a, r.machine.Incarnation())
 	}
 }
 
-// resyncIfLost begins a new incarnation for waiting requests after a loss of the log, unless the log has, or will have,
+// resyncIfLost begins a new incarnation for a waiting request after a loss of the log, unless the log has, or will have,
 // all of the present incarnation.
 func (r *runner) resyncIfLost(present Published) {
-	if len(r.resyncs.waiting) == 0 {
+	if r.resyncs.waiting == nil {
 		return
 	}
 	acked := r.machine.Acked()
@@ -71,10 +71,10 @@ func (r *runner) resyncIfLost(present Published) {
 	}
 }
 
-// answerRequests replies to the waiting requests with the current incarnation.
-func (r *runner) answerRequests() {
-	for _, a := range r.resyncs.waiting {
-		r.resyncs.reply(a, r.machine.Incarnation())
+// answerWaiting replies to the waiting request with the current incarnation.
+func (r *runner) answerWaiting() {
+	if r.resyncs.waiting != nil {
+		r.resyncs.reply(*r.resyncs.waiting, r.machine.Incarnation())
+		r.resyncs.waiting = nil
 	}
-	r.resyncs.waiting = nil
 }

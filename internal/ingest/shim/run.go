@@ -571,7 +571,7 @@ func (r *runner) landed(f flushed) error {
 		r.resyncIfLost(f.present)
 	}
 	if f.outcome == logRead {
-		r.answerRequests()
+		r.answerWaiting()
 	}
 	return nil
 }
