@@ -121,7 +121,7 @@ func (s *Service) Depths(name string, ranks []registry.PoolRank, seq []events.Se
 	if m != nil && m.pool != pool {
 		s.mu.RUnlock()
 		s.mu.Lock()
-		s.refresh(m, pool)
+		s.refresh(m, s.cfg.Pool(name)) // another call may have refreshed with a later pool since
 		s.mu.Unlock()
 		s.mu.RLock()
 	}
@@ -146,9 +146,10 @@ func (s *Service) Depths(name string, ranks []registry.PoolRank, seq []events.Se
 const settle = time.Second
 
 // Refute compares the predicted depths of a prompt with those that events confirm. depths and confirmed have the length
-// of ranks. If a rank with events should have announced its blocks by now, its guess is dropped and its depth becomes
-// 0. The index must be up to date.
-func (s *Service) Refute(name string, ranks []registry.PoolRank, seq []events.SeqHash, confirmed, depths []uint32) {
+// of ranks. If a rank with events should have announced its blocks before the lookup in the index, its guess is dropped
+// and its depth becomes 0. age is the time since the lookup began. The index was up to date then.
+func (s *Service) Refute(name string, ranks []registry.PoolRank, seq []events.SeqHash, age time.Duration,
+	confirmed, depths []uint32) {
 	if s.cfg.PredictTTL <= 0 {
 		return
 	}
@@ -158,10 +159,10 @@ func (s *Service) Refute(name string, ranks []registry.PoolRank, seq []events.Se
 	if m == nil {
 		return
 	}
-	now := s.now()
+	passed := s.now() - age - settle
 	for i, depth := range depths {
 		if r := &ranks[i]; depth > confirmed[i] && r.Record.Events != api.EventsNone &&
-			m.table.Refute(r.RankKey, seq, int(confirmed[i]), now-settle) {
+			m.table.Refute(r.RankKey, seq, int(confirmed[i]), passed) {
 			depths[i] = 0
 		}
 	}
@@ -173,19 +174,10 @@ func (s *Service) Run(ctx context.Context) {
 }
 
 func (s *Service) expire() {
-	s.mu.RLock()
-	pools := make(map[load.Model]*registry.Pool, len(s.models))
-	for key := range s.models {
-		pools[key] = nil
-	}
-	s.mu.RUnlock()
-	for key := range pools {
-		pools[key] = s.cfg.Pool(key.Name)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for key, pool := range pools {
-		m := s.models[key]
+	for key, m := range s.models {
+		pool := s.cfg.Pool(key.Name)
 		if len(pool.Ranks) > 0 || m.pool == nil || len(m.pool.Ranks) > 0 {
 			s.refresh(m, pool) // a pool without ranks is a new one each time
 		}

@@ -33,11 +33,12 @@ func TestEventsPassAGuess(t *testing.T) {
 		r.Key, r.Rank, r.Hashes = load.Key{Owner: 1, Seq: uint64(rank + 1)}, pool.Ranks[rank].RankKey, seq[:n]
 		s.Observe(of, &r)
 	}
+	age := time.Duration(0) // of the lookup in the index
 	check := func(what string, confirmed []uint32, want ...uint32) {
 		t.Helper()
 		got := make([]uint32, len(pool.Ranks))
 		s.Depths("m", pool.Ranks, seq, got)
-		s.Refute("m", pool.Ranks, seq, confirmed, got)
+		s.Refute("m", pool.Ranks, seq, age, confirmed, got)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", what, got, want)
 		}
@@ -53,6 +54,9 @@ func TestEventsPassAGuess(t *testing.T) {
 	now += settle - time.Millisecond
 	check("its events are on their way", none, 4, 5)
 	now += time.Millisecond
+	age = time.Millisecond
+	check("the lookup was before its events", none, 4, 5)
+	age = 0
 	check("events confirm two blocks", []uint32{2, 0}, 0, 5)
 	check("the two confirmed ones are guessed still", []uint32{2, 0}, 2, 5)
 	now += time.Second
@@ -71,6 +75,28 @@ func TestEventsPassAGuess(t *testing.T) {
 	if len(st) != 1 || st[0].Blocks != 0 || st[0].Dropped["refuted"] != 2 || st[0].Dropped["expired"] != 7 ||
 		st[0].Dropped["removed"] != 6 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// TestAnEarlierPool: a call that reads the pool before a change does not drop the guesses of a rank that the change has
+// added.
+func TestAnEarlierPool(t *testing.T) {
+	key := events.RankKey{Instance: "a"}
+	pool := &registry.Pool{Model: "m", Ranks: []registry.PoolRank{{RankKey: key, Record: &api.WorkerRecord{}}}}
+	reads := []*registry.Pool{pool, {Model: "m"}, pool} // of Observe, then of Depths: the earlier pool comes first
+	s, err := New(Config{Settings: Settings{PredictTTL: time.Minute}, Pool: func(string) *registry.Pool {
+		next := reads[0]
+		reads = reads[1:]
+		return next
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq := []events.SeqHash{1, 2, 3}
+	s.Observe(load.Model{Name: "m"}, &load.Request{Key: load.Key{Owner: 1, Seq: 1}, Rank: key, Hashes: seq, New: true})
+	got := make([]uint32, 1)
+	if s.Depths("m", pool.Ranks, seq, got); got[0] != 3 {
+		t.Errorf("%d blocks are guessed, want 3", got[0])
 	}
 }
 

@@ -41,7 +41,7 @@ type Loads interface {
 // Guesses returns guesses of the leading blocks of a prompt on ranks. [guess.Service] implements it.
 type Guesses interface {
 	Depths(model string, ranks []registry.PoolRank, seq []events.SeqHash, depths []uint32) (some bool)
-	Refute(model string, ranks []registry.PoolRank, seq []events.SeqHash, confirmed, depths []uint32)
+	Refute(model string, ranks []registry.PoolRank, seq []events.SeqHash, age time.Duration, confirmed, depths []uint32)
 }
 
 // Config configures a Service.
@@ -122,6 +122,7 @@ type scratch struct {
 	rng     *rand.Rand
 	asked   asked
 	began   time.Time // start of the present stage
+	looked  time.Time // start of the lookup in the index
 	request routing.Request
 	list    []routing.Candidate
 	depths  []int32 // by row of the load table
@@ -421,6 +422,7 @@ func (x *scratch) hash(p *api.Prompt, blockSize uint32) (isl uint64, err error) 
 
 // match queries the index for the candidates' depths. For a model without events, all depths are 0.
 func (s *Service) match(ctx context.Context, r *api.SelectRequest, of *candidates, x *scratch) (*api.Answer, error) {
+	x.looked = time.Now()
 	nothing := func(missing []events.Partition) *api.Answer {
 		return &api.Answer{Model: r.Model, BlockSize: of.blockSize, Complete: len(missing) == 0, Missing: missing}
 	}
@@ -483,7 +485,7 @@ func (s *Service) fill(x *scratch, of *candidates, a *api.Answer, seq []events.S
 		for i := range x.list {
 			x.confirmed = append(x.confirmed, x.list[i].Device)
 		}
-		s.cfg.Guesses.Refute(of.pool.Model, of.ranks, seq, x.confirmed, x.guessed)
+		s.cfg.Guesses.Refute(of.pool.Model, of.ranks, seq, time.Since(x.looked), x.confirmed, x.guessed)
 	}
 	for i, depth := range x.guessed {
 		if c := &x.list[i]; depth > c.Device {

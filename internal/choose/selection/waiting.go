@@ -262,7 +262,7 @@ func (s *Service) refreshAnswer(u *waiter, of *candidates) {
 	}
 	s.room.mu.Lock()
 	defer s.room.mu.Unlock()
-	u.a.answer, u.x.room, u.x.request.Shared = answer, y.room, answer.L3.Ranges
+	u.a.answer, u.x.room, u.x.request.Shared, u.x.looked = answer, y.room, answer.L3.Ranges, y.looked
 }
 
 // leave removes a waiting request. w.mu is held.

@@ -574,4 +574,5 @@ func (allGuessed) Depths(_ string, _ []registry.PoolRank, _ []events.SeqHash, de
 	return true
 }
 
-func (allGuessed) Refute(string, []registry.PoolRank, []events.SeqHash, []uint32, []uint32) {}
+func (allGuessed) Refute(string, []registry.PoolRank, []events.SeqHash, time.Duration, []uint32, []uint32) {
+}

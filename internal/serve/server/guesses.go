@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/choose/load"
 	"github.com/kvatlas/kvatlas/internal/faces/compat/dynamoselect"
@@ -11,9 +12,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// withGuesses adds guessed blocks to an answer of the index. For a model without events and with workers without
-// events, the answer has only guesses.
-func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answer, error) {
+// withGuesses adds guessed blocks to an answer of the index. The lookup began at looked. For a model without events and
+// with workers without events, the answer has only guesses.
+func (s *Server) withGuesses(q *api.Query, looked time.Time, a *api.Answer, err error) (*api.Answer, error) {
 	pool := s.registry.Pool(q.Model)
 	if err != nil {
 		if a = onlyRegistered(q, pool, err); a == nil {
@@ -47,7 +48,7 @@ func (s *Server) withGuesses(q *api.Query, a *api.Answer, err error) (*api.Answe
 		}
 	}
 	if a.UpToDate() {
-		s.guesses.Refute(q.Model, pool.Ranks, seq, confirmed, depths)
+		s.guesses.Refute(q.Model, pool.Ranks, seq, time.Since(looked), confirmed, depths)
 	}
 	for i, depth := range depths {
 		r := &pool.Ranks[i]

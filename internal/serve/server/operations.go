@@ -39,11 +39,12 @@ func (s *Server) Find(ctx context.Context, q *api.Query) (*api.Answer, error) {
 		return s.findRegions(ctx, q)
 	}
 	return s.addressed(ctx, q, func(ctx context.Context, q *api.Query) (*api.Answer, error) {
+		looked := time.Now()
 		a, err := s.find(ctx, q)
 		if err == nil {
 			s.countBest(q, a)
 		}
-		if a, err = s.withGuesses(q, a, err); err == nil {
+		if a, err = s.withGuesses(q, looked, a, err); err == nil {
 			s.recordAnswered(ctx, q, a)
 			traceAnswer(ctx, q, a)
 		}
