@@ -2,7 +2,7 @@
 //
 //	m := affinity.NewMachine(now, affinity.Config{Origin: origin, TTL: ttl})
 //	rank, bound := m.Get(now, key)
-//	how, err := m.Bind(now, key, rank, requestID, hard) // after the booking of the request there
+//	how, err := m.Bind(now, key, rank, requestID, mayLeave) // after the booking of the request there
 //
 // A session is bound to a rank by its first booking. The binding ends after a time to live without use. A request under
 // way holds the binding (a lease): the node of the booking checks the load table every second or eighth of the time to

@@ -155,27 +155,32 @@ func (m *Machine) Get(now time.Duration, key Key) (events.RankKey, bool) {
 	return b.rank, true
 }
 
-// Bind records the booking of a session's request on a rank. It returns [ErrElsewhere] if the affinity is hard and the
-// session is bound to another rank, or [ErrFull]. Nothing has changed then.
-func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request string, hard bool) (How, error) {
+// Bind records the booking of a session's request on a rank. mayLeave reports whether the session may leave its earlier
+// rank. from is that rank, also with an error. The error is [ErrElsewhere] if the session may not leave the rank, or
+// [ErrFull]. Nothing has changed then.
+func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request string,
+	mayLeave func(from events.RankKey) bool) (how How, from events.RankKey, err error) {
 	m.now = now
 	b := m.bindings[key]
 	if b == nil && m.full(key) {
 		if m.reap(now); m.full(key) {
 			m.Counts.Full++
-			return 0, fmt.Errorf("%w: %d", ErrFull, len(m.bindings)-m.prompts)
+			return 0, from, fmt.Errorf("%w: %d", ErrFull, len(m.bindings)-m.prompts)
 		}
 	}
-	how := Kept
+	how = Kept
+	if b != nil {
+		from = b.rank
+	}
 	switch {
 	case b == nil || b.ends <= now:
 		how = Made
 		m.Counts.Made++
 	case b.rank == rank:
 		m.Counts.Kept++
-	case hard:
+	case !mayLeave(from):
 		m.Counts.Elsewhere++
-		return 0, fmt.Errorf("%w: %s rank %d", ErrElsewhere, b.rank.Instance, b.rank.Rank)
+		return 0, from, fmt.Errorf("%w: %s rank %d", ErrElsewhere, from.Instance, from.Rank)
 	default:
 		how = Moved
 		m.Counts.Moved++
@@ -189,7 +194,7 @@ func (m *Machine) Bind(now time.Duration, key Key, rank events.RankKey, request 
 		m.assign(b, rank, m.cfg.TTL)
 	}
 	m.lease(b, request)
-	return how, nil
+	return how, from, nil
 }
 
 // assign creates a new entry that binds a session to a rank, and ends the previous entry.

@@ -123,7 +123,7 @@ func TestMachineAgainstTwin(t *testing.T) {
 				alive[id] = true
 			}
 			before, bound := m.Get(now, key)
-			how, err := m.Bind(now, key, where, id, hard)
+			how, _, err := m.Bind(now, key, where, id, func(events.RankKey) bool { return !hard })
 			want := Made
 			switch {
 			case bound && before == where:
@@ -280,7 +280,8 @@ func (w *world) op() {
 		prompt := "SSS" + fmt.Sprintf("%02d", w.IntN(20)) + "tttttttttt"[:w.IntN(10)]
 		_, _, _ = n.BindPrompt(w.Now, "m0", hashesOf(prompt), rank(w.IntN(6)), id)
 	} else {
-		_, _ = n.Bind(w.Now, session(w.IntN(50)), rank(w.IntN(6)), id, w.IntN(2) == 0)
+		key, where := session(w.IntN(50)), rank(w.IntN(6))
+		_, _, _ = n.Bind(w.Now, key, where, id, [...]func(events.RankKey) bool{never, always}[w.IntN(2)])
 	}
 	n.note()
 }
@@ -434,7 +435,7 @@ func TestStart(t *testing.T) {
 	w.Nodes[2].Group = 9
 	w.Run(2 * time.Second)
 	for i := range 1500 {
-		_, _ = w.Nodes[0].Bind(w.Now, session(i), rank(1), "", false)
+		_, _, _ = w.Nodes[0].Bind(w.Now, session(i), rank(1), "", always)
 	}
 	w.Run(time.Second)
 	w.start(2)
@@ -449,3 +450,7 @@ func TestStart(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// never and always are conditions of Begin and Bind.
+func never(events.RankKey) bool  { return false }
+func always(events.RankKey) bool { return true }

@@ -194,7 +194,7 @@ func TestFullPromptsLeaveSessions(t *testing.T) {
 	m := NewMachine(0, Config{Origin: 1, TTL: time.Minute, Sessions: 2, Prompts: 3})
 	for i := range 6 {
 		_, _, full := m.BindPrompt(0, "m", hashesOf(strings.Repeat(string(rune('a'+i)), 2)), rank(0), "")
-		_, refused := m.Bind(0, Key{"m", fmt.Sprint("s", i)}, rank(0), "", true)
+		_, _, refused := m.Bind(0, Key{"m", fmt.Sprint("s", i)}, rank(0), "", never)
 		if errors.Is(full, ErrFull) != (i >= 3) || errors.Is(refused, ErrFull) != (i >= 2) {
 			t.Errorf("%d: %v, %v", i, full, refused)
 		}

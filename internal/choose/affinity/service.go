@@ -40,13 +40,15 @@ func (s *Service) Get(key Key) (events.RankKey, bool) {
 	return s.Machine.Get(s.Now(), key)
 }
 
-// Begin returns the rank of a session. If the session has none, the caller initialises it, and must call end, after
-// [Service.Bind] or without it. If another request initialises the session, Begin waits for its end, or returns the
-// error of ctx.
-func (s *Service) Begin(ctx context.Context, key Key) (rank events.RankKey, bound bool, end func(), err error) {
+// Begin returns the rank of a session. A rank that is not alive does not count. If the session has no rank, the caller
+// initialises it, and must call end, after [Service.Bind] or without it. If another request initialises the session,
+// Begin waits for its end, or returns the error of ctx. Begin holds a lock during alive.
+func (s *Service) Begin(ctx context.Context, key Key, alive func(events.RankKey) bool) (rank events.RankKey, bound bool,
+	end func(), err error) {
 	for {
 		s.Mu.Lock()
 		rank, bound = s.Machine.Get(s.Now(), key)
+		bound = bound && alive(rank)
 		turn := s.turns[key]
 		if !bound && turn == nil {
 			turn = make(chan struct{})
@@ -71,13 +73,14 @@ func (s *Service) Begin(ctx context.Context, key Key) (rank events.RankKey, boun
 	}
 }
 
-// Bind is [Machine.Bind].
-func (s *Service) Bind(key Key, rank events.RankKey, request string, hard bool) (how How, err error) {
+// Bind is [Machine.Bind]. It holds a lock during mayLeave.
+func (s *Service) Bind(key Key, rank events.RankKey, request string,
+	mayLeave func(from events.RankKey) bool) (how How, from events.RankKey, err error) {
 	err = s.Change(func(m *Machine, now time.Duration) (err error) {
-		how, err = m.Bind(now, key, rank, request, hard)
+		how, from, err = m.Bind(now, key, rank, request, mayLeave)
 		return err
 	})
-	return how, err
+	return how, from, err
 }
 
 // Follow is [Machine.Follow].

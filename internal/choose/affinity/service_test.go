@@ -49,7 +49,7 @@ func TestServices(t *testing.T) {
 		return one.Status().Peers == 1 && two.Status().Peers == 1
 	})
 	key, where := Key{"m", "s"}, events.RankKey{Instance: "w", Rank: 1}
-	if how, err := one.Bind(key, where, "", true); how != Made || err != nil {
+	if how, _, err := one.Bind(key, where, "", never); how != Made || err != nil {
 		t.Fatal(how, err)
 	}
 	bound := func(s *Service, where events.RankKey) func() bool {
@@ -57,7 +57,7 @@ func TestServices(t *testing.T) {
 	}
 	testkit.Eventually(t, "the other node knows the binding", bound(two, where))
 	where.Rank = 2
-	if how, err := two.Bind(key, where, "", false); how != Moved || err != nil {
+	if how, _, err := two.Bind(key, where, "", always); how != Moved || err != nil {
 		t.Fatal(how, err)
 	}
 	stopOne() // two has the entries
@@ -73,25 +73,25 @@ func TestServices(t *testing.T) {
 func TestBegin(t *testing.T) {
 	s := New(ServiceConfig{Config: Config{TTL: time.Hour}})
 	key, where := Key{"m", "s"}, events.RankKey{Instance: "w"}
-	_, bound, end, err := s.Begin(t.Context(), key)
+	_, bound, end, err := s.Begin(t.Context(), key, always)
 	if bound || err != nil {
 		t.Fatal(bound, err)
 	}
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, _, err := s.Begin(late, key); !errors.Is(err, context.Canceled) {
+	if _, _, _, err := s.Begin(late, key, always); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the deadline: %v", err)
 	}
 	var waiting sync.WaitGroup
 	turns := make(chan bool, 8)
 	for range cap(turns) {
 		waiting.Go(func() {
-			r, bound, end, err := s.Begin(t.Context(), key)
+			r, bound, end, err := s.Begin(t.Context(), key, always)
 			if err != nil || bound && r != where {
 				t.Error(r, err)
 			}
 			if turns <- bound; !bound {
-				if _, err := s.Bind(key, where, "", true); err != nil {
+				if _, _, err := s.Bind(key, where, "", never); err != nil {
 					t.Error(err)
 				}
 			}
@@ -109,6 +109,27 @@ func TestBegin(t *testing.T) {
 	}
 	if first != 1 || len(s.turns) != 0 {
 		t.Errorf("%d were first; turns %v", first, s.turns)
+	}
+
+	// The rank departs: one request moves the session, and the others wait for the new rank.
+	next := events.RankKey{Instance: "next"}
+	departed := func(rank events.RankKey) bool { return rank == where }
+	alive := func(rank events.RankKey) bool { return !departed(rank) }
+	if _, bound, end, err = s.Begin(t.Context(), key, alive); bound || err != nil {
+		t.Fatalf("the session has a departed rank: %v, %v", bound, err)
+	}
+	if _, _, _, err := s.Begin(late, key, alive); !errors.Is(err, context.Canceled) {
+		t.Errorf("another request did not wait: %v", err)
+	}
+	if how, from, err := s.Bind(key, next, "", departed); how != Moved || from != where || err != nil {
+		t.Errorf("moved: %v, %v, %v", how, from, err)
+	}
+	end()
+	if rank, bound, _, err := s.Begin(t.Context(), key, alive); rank != next || !bound || err != nil {
+		t.Errorf("the session has rank %v, %v, %v", rank, bound, err)
+	}
+	if _, from, err := s.Bind(key, where, "", departed); from != next || !errors.Is(err, ErrElsewhere) {
+		t.Errorf("a request without a turn moved the session from %v: %v", from, err)
 	}
 }
 
@@ -150,7 +171,7 @@ func FuzzReceive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := NewMachine(0, Config{Origin: 1, TTL: time.Minute, Sessions: 8})
 		m.Alone()
-		_, _ = m.Bind(0, Key{"m", "s"}, rank(1), "", true)
+		_, _, _ = m.Bind(0, Key{"m", "s"}, rank(1), "", never)
 		m.Step(0)
 		m.Receive(time.Second, data)
 		m.Step(2 * time.Second)

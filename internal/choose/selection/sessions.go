@@ -21,15 +21,17 @@ func (s *Service) inSession(
 	end = func() {}
 	var rank events.RankKey
 	var bound bool
+	alive := func(rank events.RankKey) bool { return s.registered(r.Model, rank) }
 	if r.Book {
-		if rank, bound, end, err = s.cfg.Sessions.Begin(ctx, key); err != nil {
+		if rank, bound, end, err = s.cfg.Sessions.Begin(ctx, key, alive); err != nil {
 			return nil, "", nil, api.Errorf(api.CodeBehind,
 				"the deadline passed during the choice for another request of session %.64q", r.SessionID)
 		}
 	} else {
 		rank, bound = s.cfg.Sessions.Get(key)
+		bound = bound && alive(rank)
 	}
-	if !bound || s.cfg.Pool(r.Model).Rank(rank) == nil {
+	if !bound {
 		return r, "", end, nil
 	}
 	target := &routing.Target{Worker: rank.Instance, Rank: &rank.Rank}
@@ -61,10 +63,15 @@ func (s *Service) follow(r *api.SelectRequest, x *scratch) {
 		return
 	}
 	rank, ok := s.cfg.Sessions.Follow(r.Model, x.seq)
-	if ok && s.cfg.Pool(r.Model).Rank(rank) != nil {
+	if ok && s.registered(r.Model, rank) {
 		x.request.Affinity = &routing.Target{Worker: rank.Instance, Rank: &rank.Rank}
 		x.request.AffinityBy = routing.AffinityByPrompt
 	}
+}
+
+// registered reports whether a rank of a model is registered.
+func (s *Service) registered(model string, rank events.RankKey) bool {
+	return s.cfg.Pool(model).Rank(rank) != nil
 }
 
 func (s *Service) hard() bool { return s.cfg.Routing.SessionAffinity.Mode == routing.HardAffinity }
@@ -78,12 +85,9 @@ func elsewhere(session string, rank events.RankKey) error {
 // end.
 func (s *Service) bind(model string, c *chosen) error {
 	key := affinity.Key{Model: model, Session: c.session}
-	rank, hard := c.booking.Rank, s.hard()
-	from, bound := s.cfg.Sessions.Get(key)
-	if bound && s.cfg.Pool(model).Rank(from) == nil {
-		hard = false
-	}
-	how, err := s.cfg.Sessions.Bind(key, rank, c.booking.ID, hard)
+	how, from, err := s.cfg.Sessions.Bind(key, c.booking.Rank, c.booking.ID, func(from events.RankKey) bool {
+		return !s.hard() || !s.registered(model, from)
+	})
 	switch {
 	case errors.Is(err, affinity.ErrElsewhere):
 		return elsewhere(c.session, from)

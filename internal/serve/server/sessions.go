@@ -38,7 +38,8 @@ func (s *Server) bindSession() func(model, session string, rank events.RankKey, 
 	}
 	return func(model, session string, rank events.RankKey, requestID string) {
 		// A failure means that too many sessions are bound. The next request is then routed by load.
-		_, _ = s.sessions.Bind(affinity.Key{Model: model, Session: session}, rank, requestID, false)
+		_, _, _ = s.sessions.Bind(affinity.Key{Model: model, Session: session}, rank, requestID,
+			func(events.RankKey) bool { return true })
 	}
 }
 
