@@ -375,14 +375,18 @@ func (r *Registry) deleteClaim(ctx context.Context, d dueClaim) error {
 	return err
 }
 
-// forgetClaims deletes all known claims of a worker.
-func (r *Registry) forgetClaims(ctx context.Context, instance events.WorkerID) error {
+// presentClaims returns the known claims of a worker with their revisions.
+func (r *Registry) presentClaims(instance events.WorkerID) (list []dueClaim) {
 	r.mu.Lock()
-	var list []dueClaim
+	defer r.mu.Unlock()
 	for model, c := range r.claims.known[instance] {
 		list = append(list, dueClaim{claimKey{instance, model}, c.revision, false})
 	}
-	r.mu.Unlock()
+	return list
+}
+
+// deleteClaims deletes claims, unless they were rewritten.
+func (r *Registry) deleteClaims(ctx context.Context, list []dueClaim) error {
 	for _, d := range list {
 		if err := r.deleteClaim(ctx, d); err != nil {
 			return err

@@ -283,6 +283,33 @@ func TestClaimsOfHoldersStay(t *testing.T) {
 	}
 }
 
+// TestRemovalLeavesNewClaims: the removal of a worker deletes the claims from before, and no claim that a new shim has
+// written since.
+func TestRemovalLeavesNewClaims(t *testing.T) {
+	s := newSite(t)
+	bucket := must(s.ns.EnsureWorkers(t.Context(), jetstream.BucketConfig{}))
+	c := newClaiming(t)
+	c.cfg.Namespace, c.cfg.Bucket = s.ns, bucket
+	put := func(model string) {
+		key, value := must(jetstream.ClaimKey("w", model)), []byte(`{"version":1}`)
+		revision := must(bucket.Put(t.Context(), key, value))
+		c.see(jetstream.Entry{Key: key, Value: value, Revision: revision})
+	}
+	put("before")
+	put("rewritten")
+	claims := c.presentClaims("w")
+	put("rewritten")
+	put("new")
+	if err := c.deleteClaims(t.Context(), claims); err != nil {
+		t.Fatal(err)
+	}
+	for model, want := range map[string]bool{"before": false, "rewritten": true, "new": true} {
+		if _, err := bucket.Latest(t.Context(), must(jetstream.ClaimKey("w", model))); (err == nil) != want {
+			t.Errorf("the claim of model %s: %v", model, err)
+		}
+	}
+}
+
 // TestClaimsAtRandom compares with the naive rule: a lease counts if claims are not required, or the worker has claimed
 // the model.
 func TestClaimsAtRandom(t *testing.T) {

@@ -244,7 +244,11 @@ func (r *Registry) Change(ctx context.Context, c *api.WorkerChange) (*api.Worker
 // Remove removes the operators' record of a worker. A worker without a shim is then gone, and an expired worker is no
 // longer listed. The error is an [api.Error], or an error of the bucket.
 func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.Worker, error) {
-	if err := r.unleased(instance, api.CodeConflict, "stop the shim, and the worker goes with its lease"); err != nil {
+	claims := r.presentClaims(instance)
+	unleased := func() error {
+		return r.unleased(instance, api.CodeConflict, "stop the shim, and the worker goes with its lease")
+	}
+	if err := unleased(); err != nil {
 		return nil, err
 	}
 	was, _ := r.Registered(instance)
@@ -261,11 +265,15 @@ func (r *Registry) Remove(ctx context.Context, instance events.WorkerID) (*api.W
 	for i := range was.Ranks {
 		was.Ranks[i].Because(api.WorkerUnschedulable, "it is removed")
 	}
-	return was, r.forgetClaims(ctx, instance)
+	if unleased() != nil { // a shim has started meanwhile; the claims are in use
+		return was, nil
+	}
+	return was, r.deleteClaims(ctx, claims)
 }
 
 // Forget removes the operators' record of a worker, if it exists, and the worker's model claims.
 func (r *Registry) Forget(ctx context.Context, instance events.WorkerID) error {
+	claims := r.presentClaims(instance)
 	_, err := r.Edit(ctx, instance, func(o *Operator, _ bool) error {
 		*o = Operator{Version: operatorVersion, Instance: instance}
 		return nil
@@ -273,7 +281,7 @@ func (r *Registry) Forget(ctx context.Context, instance events.WorkerID) error {
 	if err != nil {
 		return err
 	}
-	return r.forgetClaims(ctx, instance)
+	return r.deleteClaims(ctx, claims)
 }
 
 // Posted returns the operators' records of posted workers, by instance.
