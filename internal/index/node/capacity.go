@@ -46,7 +46,8 @@ type capacity struct {
 	mu            sync.Mutex
 	bucket, store usage
 	bucketEpoch   jetstream.Epoch             // of the snapshot bucket; 0: unknown
-	waiting       map[events.Partition]string // how shims wait for the log; replaced as a whole, never modified
+	shut          []events.Partition          // the partitions whose log rejected the last write
+	waiting       map[events.Partition]string // how shims wait for a log of shut; replaced as a whole, never modified
 	asking        bool                        // requests to the shims are under way
 	asked         time.Time                   // the time of the last requests
 }
@@ -148,11 +149,9 @@ const askWaitingEvery = 5 * time.Second
 func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 	n.capacity.mu.Lock()
 	defer n.capacity.mu.Unlock()
-	if len(shut) == 0 {
-		n.capacity.waiting = nil
-		return
-	}
-	if n.capacity.asking || time.Since(n.capacity.asked) < askWaitingEvery {
+	n.capacity.shut = shut
+	n.capacity.setWaiting(n.capacity.waiting)
+	if len(shut) == 0 || n.capacity.asking || time.Since(n.capacity.asked) < askWaitingEvery {
 		return
 	}
 	n.capacity.asking = true
@@ -175,8 +174,22 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 		for i, p := range shut {
 			waiting[p] = replies[i]
 		}
-		n.capacity.asking, n.capacity.asked, n.capacity.waiting = false, time.Now(), waiting
+		n.capacity.asking, n.capacity.asked = false, time.Now()
+		n.capacity.setWaiting(waiting)
 	}()
+}
+
+// setWaiting sets how shims wait. It leaves out partitions whose log accepts writes again. mu is held.
+func (c *capacity) setWaiting(waiting map[events.Partition]string) {
+	c.waiting = nil
+	for p, how := range waiting {
+		if slices.Contains(c.shut, p) {
+			if c.waiting == nil {
+				c.waiting = map[events.Partition]string{}
+			}
+			c.waiting[p] = how
+		}
+	}
 }
 
 // waitingPhrase describes the shims of a partition that wait for the log: their number, and the key, start and reason

@@ -28,12 +28,10 @@ func (n *Node) report(p events.Partition, e *effects) {
 		log.Debug("caught up", "partition", p, "seq", e.seq)
 	}
 	if e.reread {
-		n.rereads.Add(1)
 		log.Error("messages were lost between the log and the index; the log is read again", "partition", p, "from",
 			e.seq, "what_to_do", "nothing; report a second event of this kind: the log itself was whole")
 	}
 	if e.resynced {
-		n.resyncs.ended.Add(1)
 		log.Info("resync is over", "partition", p)
 	}
 }

@@ -324,6 +324,12 @@ func (n *Node) step(p events.Partition, f func(*partition) effects) {
 	now := part.owed()
 	n.unready.Add(now - owed)
 	n.lapses.Add(part.lapses - lapses)
+	if e.reread {
+		n.rereads.Add(1)
+	}
+	if e.resynced {
+		n.resyncs.ended.Add(1)
+	}
 	if e.interrupt && part.cancel != nil {
 		part.cancel()
 	}

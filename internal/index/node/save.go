@@ -176,8 +176,8 @@ func (n *Node) saveAndReport(ctx context.Context, p events.Partition) (api.Snaps
 	info, err := n.save(ctx, p)
 	if err != nil {
 		now := time.Now()
-		n.step(p, func(pt *partition) effects { return pt.saveFailed(now, err, ctx.Err() == nil) })
 		n.saves.failed.Add(1)
+		n.step(p, func(pt *partition) effects { return pt.saveFailed(now, err, ctx.Err() == nil) })
 	}
 	n.reportSave(p, &info, time.Since(begun), err)
 	return info, err

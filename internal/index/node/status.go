@@ -98,11 +98,11 @@ func (n *Node) Status(ctx context.Context) (*api.Status, error) { return n.statu
 // Recent returns the state of the node with the writers' last periodic counts, some seconds old, or older for a large
 // index. Recent is safe for concurrent use.
 func (n *Node) Recent() (*api.Status, *Applied) {
-	f := new(figures)
+	f, at := new(figures), n.progress(nil)
 	for _, s := range n.shards {
 		f.add(s.figures.Load(), n.partitions(s))
 	}
-	s, _ := n.status(f, nil) // only a checksum can fail
+	s, _ := n.status(f, at, nil) // only a checksum can fail
 	return s, &f.applied
 }
 
@@ -120,17 +120,18 @@ func (n *Node) DistinctBlocks() (blocks uint64) {
 // statusNow returns the state of the node with fresh counts from the writers.
 func (n *Node) statusNow(ctx context.Context, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {
-	f := new(figures)
+	f, at := new(figures), n.progress(nil)
 	err := n.onShards(ctx, func(s *shard, m *Machine) { f.add(m.figures(m.index.Stats()), n.partitions(s)) })
 	if err != nil {
 		return nil, err
 	}
-	return n.status(f, checksum)
+	return n.status(f, at, checksum)
 }
 
-// status returns the state of the node with the counts of f. checksum, if not nil, returns a partition's checksum and
-// sets the log position of the checksum.
-func (n *Node) status(f *figures, checksum func(events.Partition, *events.StreamSeq) (string,
+// status returns the state of the node with the counts of f. reflected is the progress before the counts, by partition,
+// so the counts include it. checksum, if not nil, returns a partition's checksum and sets the log position of the
+// checksum.
+func (n *Node) status(f *figures, reflected []progress, checksum func(events.Partition, *events.StreamSeq) (string,
 	error)) (*api.Status, error) {
 	s := &api.Status{
 		Node: n.cfg.ID, Version: n.cfg.Version, Namespace: n.cfg.Namespace.Name(), Ready: n.ready.Load(),
@@ -150,11 +151,8 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 	n.capacity.mu.Lock()
 	s.SnapshotBucket, s.Store = n.capacity.bucket.api(), n.capacity.store.api()
 	n.capacity.mu.Unlock()
-	s.Rereads = n.rereads.Load()
-	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
-		Ended: n.resyncs.ended.Load()}
 	var found problems
-	for p, at := range n.progress(nil) {
+	for p, at := range reflected {
 		p := events.Partition(p)
 		if !n.keeps(p) {
 			continue
@@ -172,7 +170,10 @@ func (n *Node) status(f *figures, checksum func(events.Partition, *events.Stream
 		}
 	}
 	s.Problems = append(s.Problems, found.lines()...)
-	// after the partitions, so the counts include their snapshots
+	// after the partitions, so the counts include their changes
+	s.Rereads = n.rereads.Load()
+	s.Resyncs = api.ResyncCounts{Asked: n.resyncs.asked.Load(), Answered: n.resyncs.answered.Load(),
+		Ended: n.resyncs.ended.Load()}
 	s.Snapshots = api.SnapshotCounts{Written: n.saves.written.Load(), Failed: n.saves.failed.Load(),
 		Rejected: map[string]uint64{}}
 	for why := range n.rejections {

@@ -153,6 +153,22 @@ func stored(parent events.BlockHash, blocks ...events.BlockHash) events.Event {
 	return e
 }
 
+// TestLateReplyOfWaitingShims: a reply of shims about a log that accepts writes again is dropped.
+func TestLateReplyOfWaitingShims(t *testing.T) {
+	n := &Node{}
+	n.capacity.asking = true // the reply comes below
+	n.askWaiting(t.Context(), []events.Partition{1, 2})
+	n.askWaiting(t.Context(), []events.Partition{2})
+	n.capacity.setWaiting(map[events.Partition]string{1: "1 of 2 shims wait", 2: "2 of 2 shims wait"})
+	if w := n.capacity.waiting; len(w) != 1 || w[2] == "" {
+		t.Errorf("partition 1 accepts writes: %v", w)
+	}
+	n.askWaiting(t.Context(), nil)
+	if w := n.capacity.waiting; w != nil {
+		t.Errorf("all partitions accept writes: %v", w)
+	}
+}
+
 // TestFullDiskIsReportedOnce: the NATS server's own problem is omitted if a log or the bucket reports the same error.
 func TestFullDiskIsReportedOnce(t *testing.T) {
 	const cause = "write /data/$G/streams/KV_EVENTS_n_0/msgs/1.blk: no space left on device"
