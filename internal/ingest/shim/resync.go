@@ -55,8 +55,8 @@ func (r *runner) requested(a request) {
 	}
 }
 
-// resyncIfLost begins a new incarnation for a waiting request after a loss of the log, unless the log has, or will have,
-// all of the present incarnation.
+// resyncIfLost begins a new incarnation for a waiting request after a loss of the log, unless the log has, or will
+// have, all of the present incarnation.
 func (r *runner) resyncIfLost(present Published) {
 	if r.resyncs.waiting == nil {
 		return
