@@ -94,7 +94,7 @@ func TestRecordedTrace(t *testing.T) {
 		stream := &batches{}
 		var tokens []uint32
 		ctx, cancel := context.WithCancel(t.Context())
-		cancel() // each Run stores what there is
+		cancel() // each Run stores the present requests and ends
 		r := recording.New(recording.Config{Node: "n", Keys: keys, Stream: stream, Span: span})
 		for i, q := range reqs {
 			tokens = q.PromptTokens(tokens[:0], blockSize)

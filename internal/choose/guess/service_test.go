@@ -132,7 +132,7 @@ func TestEnginesThatEnd(t *testing.T) {
 	}
 	stands("", 0)
 	send()
-	check("its shim has not said yet how it stands", 3)
+	check("the shim has not reported the state of the engine", 3)
 	stands(api.EngineConnected, time.Second)
 	check("it is connected", 3)
 	stands(api.EngineSilent, 0)

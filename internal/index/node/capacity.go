@@ -179,7 +179,7 @@ func (n *Node) askWaiting(ctx context.Context, shut []events.Partition) {
 	}()
 }
 
-// setWaiting sets how shims wait. It leaves out partitions whose log accepts writes again. mu is held.
+// setWaiting sets how shims wait for the logs of c.shut. Other partitions are left out. mu is held.
 func (c *capacity) setWaiting(waiting map[events.Partition]string) {
 	c.waiting = nil
 	for p, how := range waiting {

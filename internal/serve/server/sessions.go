@@ -84,7 +84,7 @@ func (s *Server) Sessions(ctx context.Context, q *api.SessionsRequest) (*api.Ses
 	})
 }
 
-// addHeld adds the blocks of a session from the indexes of all nodes. Each partition is of one node that serves it.
+// addHeld adds the blocks of a session from the indexes of all nodes. One node with a partition counts its blocks.
 func (s *Server) addHeld(ctx context.Context, q *api.SessionsRequest, list *api.SessionList) error {
 	share, unserved := s.sharePartitions()
 	list.Missing = unserved
