@@ -40,13 +40,13 @@ func (x *Index) ApplyPart(id RankID, now events.Millis, evs []events.Event) (c C
 	return c
 }
 
-// trim deletes the oldest tombstones beyond MaxTombstones.
+// trim deletes the oldest tombstones beyond MaxTombstones, and frees their memory.
 func (x *Index) trim(r *rank) {
 	if over := r.tombstones.len() - x.cfg.MaxTombstones; over > 0 {
 		x.touchRank(r)
 		x.forgetOldest(r, uint32(over))
-		r.tombstones.shrink(x.cfg.MaxTombstones)
 	}
+	r.tombstones.shrink(&x.spare, x.cfg.MaxTombstones)
 }
 
 // forgetOldest deletes the oldest tombstones of a rank.

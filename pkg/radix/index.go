@@ -57,6 +57,8 @@ type Index struct {
 
 	exports []*Export // active exports
 
+	spare []tombstone // a ring of a rank after a message with many removals
+
 	// Scratch memory of the current event.
 	segs              []seg
 	queue             []stretch

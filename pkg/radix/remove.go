@@ -349,16 +349,16 @@ func (x *Index) rememberLost(r *rank, e *events.Event) {
 		}
 		x.settleWindows(r, x.spots)
 	}
-	skip := 0
+	skip, total := 0, 0
+	for _, word := range x.lost {
+		total += bits.OnesCount64(word)
+	}
 	if x.trims {
-		total := 0
-		for _, word := range x.lost {
-			total += bits.OnesCount64(word)
-		}
 		skip = max(total-x.cfg.MaxTombstones, 0) // later tombstones of the event would replace them
 		over := min(r.tombstones.len(), r.tombstones.len()+total-x.cfg.MaxTombstones)
 		x.forgetOldest(r, uint32(max(over, 0)))
 	}
+	r.tombstones.reserve(&x.spare, total-skip)
 	u := unpins{x: x}
 	for i := range x.eachLost {
 		if skip > 0 {

@@ -43,6 +43,7 @@ func (x *Index) Count(c *Census, n int) (s Stats, done bool) {
 // complete adds the counts that need no visit to each node.
 func (x *Index) complete(s *Stats) {
 	s.Splits = x.splits
+	s.Bytes.Ranks += int64(len(x.spare)) * 24
 	exact := int64(0)
 	for _, r := range x.slots {
 		if r == nil {
@@ -56,7 +57,7 @@ func (x *Index) complete(s *Stats) {
 		s.Pending += int64(r.pending.blocks)
 		s.Tombstones += int64(r.tombstones.len())
 		s.SetBlocks += int64(len(r.sets))
-		s.Bytes.Ranks += 512 + int64(r.pending.bytes()) + int64(len(r.tombstones.ring))*28 + int64(len(r.sets))*40 + int64(
+		s.Bytes.Ranks += 512 + int64(r.pending.bytes()) + r.tombstones.bytes() + int64(len(r.sets))*40 + int64(
 			cap(r.nodes))*4
 		if r.exact != nil {
 			exact += int64(len(r.exact.names)) * 200
