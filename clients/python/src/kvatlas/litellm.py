@@ -26,8 +26,10 @@ from litellm.types.utils import all_litellm_params
 from ._adapter import Chooser, fields_of, prompt_of
 from ._client import Result
 
-# The calls of a router whose requests count as load until they end.
-_CALLS = ("acompletion", "atext_completion", "aresponses", "anthropic_messages")
+# The calls of a router whose requests count as load until they end, with the API of their fields; None: the fields
+# decide.
+_CALLS: Mapping[str, str | None] = {
+    "acompletion": None, "atext_completion": None, "aresponses": "responses", "anthropic_messages": None}
 
 # Fields that are LiteLLM's own, beside those of its list.
 _OWN = frozenset(("timeout", "extra_headers", "extra_query", "original_function", "litellm_params", "input",
@@ -40,19 +42,23 @@ def _sent(kwargs: Mapping[str, Any]) -> dict[str, Any]:
             if v is not None and k not in all_litellm_params and k not in _OWN and not k.startswith("_litellm_")}
 
 
-def _prompt(kwargs: Mapping[str, Any], deployments: Sequence[Any]) -> dict[str, Any]:
-    """The request of a `SelectRequest`, with the fields that the deployments add. It is empty if these differ."""
+def _prompt(kwargs: Mapping[str, Any], deployments: Sequence[Any], api: str | None) -> dict[str, Any]:
+    """The prompt of a `SelectRequest`, with the fields that the deployments add. It is empty if these differ."""
     added = [fields_of(_sent(d["litellm_params"])) for d in deployments]
     if any(a != added[0] for a in added):
         return {}
-    return prompt_of({**added[0], **fields_of(_sent(kwargs))})
+    body = {**added[0], **fields_of(_sent(kwargs))}
+    if api == "responses":
+        return {"api": api, "request": {**body, **fields_of({"input": kwargs.get("input")})}}
+    return prompt_of(body)
 
 
 class _Call:
     """The booking of one call of the router. A further try replaces the booking of the try before."""
 
-    def __init__(self, chooser: Chooser) -> None:
+    def __init__(self, chooser: Chooser, api: str | None) -> None:
         self._chooser = chooser
+        self.api = api
         self._booking: tuple[str, str] | None = None
         self._begun = False
         self.tried: list[str] = []  # workers
@@ -146,19 +152,19 @@ class KvatlasRouting(CustomRoutingStrategyBase):
     def install(self) -> None:
         """Makes this the router's strategy."""
         self._router.set_custom_routing_strategy(self)
-        for name in _CALLS:
+        for name, api in _CALLS.items():
             if (call := getattr(self._router, name, None)) is not None and name not in self._wrapped:
                 self._wrapped[name] = call
-                setattr(self._router, name, self._counted(call))
+                setattr(self._router, name, self._counted(call, api))
 
-    def _counted(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _counted(self, call: Callable[..., Awaitable[Any]], api: str | None) -> Callable[..., Awaitable[Any]]:
         """Returns a call of the router whose booking ends with the call or with its stream."""
 
         @wraps(call)
         async def counted(*args: Any, **kwargs: Any) -> Any:
             if _current.get() is not None:  # a call within a call
                 return await call(*args, **kwargs)
-            of = _Call(self._chooser)
+            of = _Call(self._chooser, api)
             token = _current.set(of)
             try:
                 response = await call(*args, **kwargs)
@@ -184,7 +190,9 @@ class KvatlasRouting(CustomRoutingStrategyBase):
                 model=model, request_kwargs=request, messages=messages, input=input,
                 specific_deployment=specific_deployment)
             if isinstance(deployments, list) and len(deployments) > 1:
-                prompt = _prompt(request if request.get("prompt") else {**request, "messages": messages}, deployments)
+                call = _current.get()
+                prompt = _prompt(request if request.get("prompt") else {**request, "messages": messages}, deployments,
+                                 call.api if call is not None else None)
                 if chosen := await self._choose(name, deployments, prompt):
                     return chosen
         return await type(self._router).async_get_available_deployment(

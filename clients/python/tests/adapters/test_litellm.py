@@ -125,6 +125,16 @@ def real_router(world: Any, port: int) -> litellm.Router:
         for worker in ("slow-1", "slow-2")])
 
 
+async def under_way(world: Any, wanted: int) -> None:
+    """Waits until that many requests of the model slow count as load."""
+
+    def so() -> bool:
+        with Client(world["http"], timeout=PATIENCE, absent=PATIENCE) as client:
+            return sum(r.active_requests for r in client.loads("slow").models[0].ranks) == wanted
+
+    await asyncio.to_thread(eventually, f"{wanted} requests count", so)
+
+
 def test_abandoned_requests_are_freed(world: Any) -> None:
     """A request counts until it ends, and not longer: cancelled, timed out, closed, collected, or without a client."""
 
@@ -132,13 +142,6 @@ def test_abandoned_requests_are_freed(world: Any) -> None:
         router = real_router(world, port)
         routing = KvatlasRouting(router, world["http"], timeout=PATIENCE, absent=PATIENCE)
         routing.install()
-
-        async def under_way(wanted: int) -> None:
-            def so() -> bool:
-                with Client(world["http"], timeout=PATIENCE, absent=PATIENCE) as client:
-                    return sum(r.active_requests for r in client.loads("slow").models[0].ranks) == wanted
-
-            await asyncio.to_thread(eventually, f"{wanted} requests count", so)
 
         async def stream() -> Any:
             return await router.acompletion("slow", messages=CHAT, stream=True)
@@ -148,14 +151,14 @@ def test_abandoned_requests_are_freed(world: Any) -> None:
 
         async def task_cancelled() -> None:
             task = asyncio.ensure_future(whole())
-            await under_way(1)
+            await under_way(world, 1)
             task.cancel()
 
         async def scope_cancelled() -> None:
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as group:
                     group.start_soon(whole)
-                    await under_way(1)
+                    await under_way(world, 1)
                     scope.cancel()
 
         async def timed_out() -> None:
@@ -170,14 +173,14 @@ def test_abandoned_requests_are_freed(world: Any) -> None:
             chunks = await stream()
             assert isinstance(chunks, litellm.CustomStreamWrapper)
             await chunks.__anext__()
-            await under_way(1)
+            await under_way(world, 1)
             await chunks.aclose()
 
         async def collected() -> None:
             chunks = await stream()
             async for _ in chunks:
                 break
-            await under_way(1)
+            await under_way(world, 1)
 
         async def never_read() -> None:
             await stream()
@@ -185,7 +188,7 @@ def test_abandoned_requests_are_freed(world: Any) -> None:
         async def text_collected() -> None:
             chunks: Any = await router.atext_completion("slow", prompt="warm", stream=True)
             await chunks.__anext__()
-            await under_way(1)
+            await under_way(world, 1)
 
         async def reader(pause: float) -> None:
             async for _ in await stream():
@@ -193,7 +196,7 @@ def test_abandoned_requests_are_freed(world: Any) -> None:
 
         async def reader_cancelled(pause: float) -> None:
             task = asyncio.ensure_future(reader(pause))
-            await under_way(1)
+            await under_way(world, 1)
             task.cancel()
             await asyncio.wait([task])
 
@@ -222,8 +225,8 @@ def test_abandoned_requests_are_freed(world: Any) -> None:
             async with httpx.AsyncClient() as http_client, http_client.stream("GET", url) as reply:
                 lines = reply.aiter_lines()
                 await lines.__anext__()
-                await under_way(1)
-            await under_way(0)
+                await under_way(world, 1)
+            await under_way(world, 0)
             server.should_exit = True
             await serving
 
@@ -232,11 +235,11 @@ def test_abandoned_requests_are_freed(world: Any) -> None:
             lambda: reader_cancelled(0), lambda: reader_cancelled(PATIENCE), reader_timed_out, client_left)
         for way in ways:
             await way()
-            await under_way(0)
+            await under_way(world, 0)
         go.set()
         await reader(0)
         await whole()
-        await under_way(0)
+        await under_way(world, 0)
         assert not routing._chooser._running
         await routing.close()
 
@@ -270,3 +273,42 @@ def test_progress_of_running_requests(world: Any, monkeypatch: pytest.MonkeyPatc
 
     with engine() as (port, go):
         asyncio.run(run(port, go))
+
+
+def test_agent_calls_count(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of OpenAI's Responses and Anthropic's Messages are chosen with their fields, and count until they end."""
+
+    async def run(port: int) -> None:
+        router = real_router(world, port)
+        routing = KvatlasRouting(router, world["http"], timeout=PATIENCE, absent=PATIENCE)
+        routing.install()
+        asked: list[Any] = []
+        client = routing._chooser._client
+        select = client.select
+
+        async def selects(request: Any) -> Any:
+            asked.append(request)
+            return await select(request)
+
+        monkeypatch.setattr(client, "select", selects)
+        agents: Any = router
+        calls: tuple[Callable[[], Awaitable[Any]], ...] = (
+            lambda: agents.aresponses(model="slow", input="warm", instructions="short"),
+            lambda: agents.anthropic_messages(model="slow", messages=CHAT, max_tokens=5))
+        for call in calls:
+            task = asyncio.ensure_future(call())
+            counts = asyncio.ensure_future(under_way(world, 1))
+            await asyncio.wait([task, counts], return_when=asyncio.FIRST_COMPLETED)
+            assert not task.done(), task
+            await counts
+            task.cancel()
+            await asyncio.wait([task])
+            await under_way(world, 0)
+        await routing.close()
+        assert asked[0].api == "responses", asked[0]
+        assert (asked[0].request["input"], asked[0].request["instructions"]) == ("warm", "short"), asked[0]
+        assert asked[1].request["messages"] == CHAT, asked[1]
+        assert len(asked) == 2
+
+    with engine() as (port, _):
+        asyncio.run(run(port))
