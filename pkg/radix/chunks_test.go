@@ -31,7 +31,7 @@ func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
 		"two parts": {func(x *Index, id RankID) { x.ApplyPart(id, 1, removed); x.Apply(id, 1, copies) }, n},
 		// only the last removals are remembered, and the rest of the chunk does not start the prompt
 		"removals last": {func(x *Index, id RankID) { x.Apply(id, 1, slices.Concat(removed, copies, stored, removed)) }, n},
-		"two messages": {func(x *Index, id RankID) { x.Apply(id, 1, removed); x.Apply(id, 1, copies) }, 0},
+		"two messages":  {func(x *Index, id RankID) { x.Apply(id, 1, removed); x.Apply(id, 1, copies) }, 0},
 	} {
 		x := New(Config{})
 		id := x.AddRank(1, 16)
