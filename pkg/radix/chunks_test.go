@@ -27,11 +27,11 @@ func TestRemovalsOfAMessageAreRemembered(t *testing.T) {
 		apply func(x *Index, id RankID)
 		host  uint32
 	}{
-		"one part":  {func(x *Index, id RankID) { x.Apply(id, 1, slices.Concat(removed, copies)) }, n},
-		"two parts": {func(x *Index, id RankID) { x.ApplyPart(id, 1, removed); x.Apply(id, 1, copies) }, n},
-		// only the last removals are remembered, and the rest of the chunk does not start the prompt
+		"one part":      {func(x *Index, id RankID) { x.Apply(id, 1, slices.Concat(removed, copies)) }, n},
+		"two parts":     {func(x *Index, id RankID) { x.ApplyPart(id, 1, removed); x.Apply(id, 1, copies) }, n},
 		"removals last": {func(x *Index, id RankID) { x.Apply(id, 1, slices.Concat(removed, copies, stored, removed)) }, n},
-		"two messages":  {func(x *Index, id RankID) { x.Apply(id, 1, removed); x.Apply(id, 1, copies) }, 0},
+		// only the last removals are remembered, and the rest of the chunk does not start the prompt
+		"two messages": {func(x *Index, id RankID) { x.Apply(id, 1, removed); x.Apply(id, 1, copies) }, 0},
 	} {
 		x := New(Config{})
 		id := x.AddRank(1, 16)
