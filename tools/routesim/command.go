@@ -59,6 +59,7 @@ const armList = `
                                  kvatlas, with the policy dynamo
   dynamo-SCALE-CREDIT            exact-shared with these weights of prefill and of overlap
   policy:NAME, own:NAME          exact-shared or exact-own with another policy
+  prompt-sessions                policy:kvatlas with sessions recognised by their prompts
   oracle                         the true state of caches and load
   oracle-greedy                  the worker with the first token first, by the true state
 `
@@ -84,8 +85,8 @@ times of a trace keep their pattern: all are multiplied by one factor. Without -
 
 Arms:
 ` + armList + `
-"rivals" stands for the ways of other routers. approx-ttl and the arms below it choose by the policy dynamo, but for
-policy:NAME and oracle-greedy. --disturb adds, half-way: router (all restart), engine (one crashes), cache (all engines
+"rivals" stands for the arms of other routers and the simple arms. approx-ttl and the arms below it choose by the policy
+dynamo, but for policy:NAME, own:NAME, prompt-sessions and oracle-greedy. --disturb adds, half-way: router (all restart), engine (one crashes), cache (all engines
 forget theirs).`,
 		Example: `  indexer simulate --workload capacity-73 --svg plot.svg
   indexer simulate --trace conversation_trace.jsonl --workers 16 --routers 1,4 --rate 3,6,12
@@ -116,7 +117,7 @@ func (fl *flags) add(f *pflag.FlagSet) {
 	f.Float64SliceVar(&fl.rates, "rate", nil,
 		"requests per second; all times of a trace are scaled to this mean (default: as published, or as in the trace)")
 	f.Float64SliceVar(&fl.ratios, "ratio", nil,
-		"KV memory of the fleet by the workload's working set (default: --capacity)")
+		"KV memory of the fleet, divided by the workload's working set; in place of --capacity")
 	f.StringSliceVar(&fl.disturb, "disturb", nil, "disturbance in the middle of the run: router, engine, cache")
 	f.Uint64Var(&fl.seed, "seed", 1, "seed of generated arrivals, of ties and of random choices")
 	f.IntVar(&fl.blockSize, "block-size", 0, "tokens in a block; divides 512 (default 64, with --engine vllm-h200 16)")
@@ -139,7 +140,8 @@ func (fl *flags) add(f *pflag.FlagSet) {
 		"KV memory factors of the workers; repeated for further workers")
 	f.StringSliceVar(&fl.changes, "change", nil,
 		"departures and arrivals of workers, as SECONDS:WORKER:leave or SECONDS:WORKER:join; workers are numbered from 0")
-	f.StringVar(&fl.svg, "svg", "", "write a plot of TTFT and hit rate to this file")
+	f.StringVar(&fl.svg, "svg", "",
+		"write a plot of TTFT p90 and hit rate over the rate, or over several --ratio, to this file")
 	f.BoolVar(&fl.asJSON, "json", false, "print the result as a JSON object, without progress")
 	f.BoolVar(&fl.quiet, "quiet", false, "print no progress")
 }

@@ -397,6 +397,21 @@ func TestCommand(t *testing.T) {
 	if n := strings.Count(string(svg), "<polyline"); n != 2*(4+6*2) || strings.Contains(string(svg), "NaN") {
 		t.Errorf("%d lines in the plot", n)
 	}
+	_, err = run("--trace", file, "--rate", "5,50", "--ratio", "2,4,8", "--arms", "sticky,oracle", "--svg", plot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if svg, err = os.ReadFile(plot); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"sticky, 5/s", "sticky, 50/s", "oracle, 5/s", "oracle, 50/s"} {
+		if strings.Count(string(svg), ">"+name+"<") != 1 {
+			t.Errorf("the plot of several ratios and rates has no line %q", name)
+		}
+	}
+	if points := strings.Count(string(svg), "<circle"); points != 2*4*3 {
+		t.Errorf("%d points in the plot of several ratios and rates", points)
+	}
 	text, err = run("--trace", file, "--requests", "50", "--arms", "oracle", "--json")
 	var rep Report
 	if err == nil {

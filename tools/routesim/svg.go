@@ -15,7 +15,7 @@ type line struct {
 }
 
 // SVG draws TTFT p90 and hit rate over the load, with a line for every arm. With several ratios, the x axis is KV
-// memory by working set.
+// memory by working set, and each rate has lines of its own.
 func (rep *Report) SVG(w io.Writer) error {
 	lines, axis := rep.lines()
 	const width, height, left, top, gap = 420.0, 300.0, 60.0, 40.0, 90.0
@@ -96,9 +96,9 @@ func (rep *Report) SVG(w io.Writer) error {
 
 // lines returns the lines of the plot and the label of the x axis.
 func (rep *Report) lines() (lines []line, axis string) {
-	ratios := map[float64]bool{}
+	ratios, rates := map[float64]bool{}, map[float64]bool{}
 	for _, p := range rep.Points {
-		ratios[p.Ratio] = true
+		ratios[p.Ratio], rates[p.Rate] = true, true
 	}
 	axis = "requests per second"
 	if len(ratios) > 1 {
@@ -109,6 +109,9 @@ func (rep *Report) lines() (lines []line, axis string) {
 			name := string(r.Arm)
 			if r.Arm.Scales() {
 				name = fmt.Sprintf("%s/%d", r.Arm, r.Routers)
+			}
+			if len(ratios) > 1 && len(rates) > 1 {
+				name += fmt.Sprintf(", %g/s", p.Rate)
 			}
 			i := slices.IndexFunc(lines, func(l line) bool { return l.name == name })
 			if i < 0 {
