@@ -74,7 +74,7 @@ default holds. The flag ` + "`--snapshot-interval`" + ` is ` + "`KVATLAS_SNAPSHO
 	}
 	b.WriteString("\nForms of JSON outputs: `{name: TYPE}` is an object, `name?` a field that may be absent, `[TYPE]` a " +
 		"list, `{*: TYPE}` an\nobject with any names. Other names are schemas of `GET /v1/openapi.json`. After an error of an " +
-		"indexer, the output is an\n`ErrorBody`. In JSON, `instance` is the name of a worker.\n")
+		"indexer, the output is an\n`ErrorBody`. In JSON, `instance` or `worker` is the name of a worker.\n")
 	for _, name := range []string{"indexer", "worker-shim"} {
 		r := harness.Run(t, name, "man", "--markdown")
 		if r.Code != 0 {

@@ -87,9 +87,9 @@ func (o *options) sourceRows(s *host.Settings) cli.Flags {
 			"namespace of the indexer",
 			cli.Valid(jetstream.CheckNamespace)),
 		cli.Var(&s.Engine, "engine", "",
-			"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required); of ndjson - for standard input or "+
-				"ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq where Dynamo's discovery is: "+
-				"http://HOST:PORT of etcd, ETCD_ENDPOINTS, the folder of files, DYN_FILE_KV, or kubernetes://NAMESPACE"),
+			"the engine's event endpoint, tcp://HOST:PORT or ipc://PATH (required without --engine-http); of ndjson - for "+
+				"standard input or ipc://PATH to listen at; of dynamo-nats a subject; of dynamo-zmq where Dynamo's discovery "+
+				"is: http://HOST:PORT of etcd, ETCD_ENDPOINTS, the folder of files, DYN_FILE_KV, or kubernetes://NAMESPACE"),
 		cli.Var(&s.Listen, "listen", false,
 			"listen on --engine; the engine dials in. Without --worker, any number of engines may dial in: a topic "+
 				"kv@POD@MODEL is "+
@@ -115,7 +115,7 @@ func (o *options) sourceRows(s *host.Settings) cli.Flags {
 func workerRows(s *host.Settings) cli.Flags {
 	return cli.Flags{
 		cli.Var(&s.Worker, "worker", "",
-			"the worker's name in routers (required)").
+			"the worker's name in routers (required without --engine-http)").
 			Old("instance"),
 		cli.Var(&s.Rank, "rank", 0,
 			"data-parallel rank, or the first of several ranks"),
@@ -123,9 +123,9 @@ func workerRows(s *host.Settings) cli.Flags {
 			"number of data-parallel ranks; the ports of successive ranks follow each other, as in engines",
 			cli.Between[uint32](1, host.MaxRanks)),
 		cli.Var(&s.Model, "model", "",
-			"the engine's model (required)"),
+			"the engine's model (required without --engine-http)"),
 		cli.Var(&s.BlockSize, "block-size", 0,
-			"tokens in a block of the engine (required)"),
+			"tokens in a block of the engine (required without --engine-http)"),
 		cli.Var(&s.QueueBytes, "queue-bytes", 64<<20,
 			"bytes of events waiting for NATS; at the limit the shim stops reading the engine",
 			cli.AtLeast(1<<20, "1 MiB")),

@@ -68,7 +68,7 @@ const armList = `
 func Command() *cobra.Command {
 	var fl flags
 	cmd := &cobra.Command{
-		Use:   "simulate --workload capacity-73|capacity-37 | --trace FILE",
+		Use:   "simulate --workload NAME | --trace FILE",
 		Short: "Compare ways to choose workers, on a simulated fleet",
 		Long: `Simulate a fleet of engines in virtual time, route a workload through it in several ways, and print the
 result of each way: reused prompt tokens, times to the first token, throughput, and where reuse was lost. Nothing else
