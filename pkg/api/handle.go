@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
@@ -47,9 +48,6 @@ func WrongContentType(header string) *Error {
 		shorten(header), JSON, MsgPack)
 }
 
-// errForwarded is the result for a query that another node answers.
-var errForwarded = errors.New("the query is forwarded")
-
 // Handler answers requests of all transports. It is safe for concurrent use.
 type Handler struct {
 	Indexer   Indexer
@@ -70,10 +68,6 @@ type Handler struct {
 	// field must be optional. Requests of clients with unknown fields are refused.
 	IgnoreUnknown bool
 
-	// Forward is called with each valid query; nil disables it. If Forward returns true, another node answers the
-	// query, and Handle returns and observes nothing.
-	Forward func(ctx context.Context, q *Query) bool
-
 	// Instance is the worker of the request if the transport names it outside the body; else empty.
 	Instance events.WorkerID
 }
@@ -90,9 +84,37 @@ func (h Handler) unknown() unknownFields {
 func (h Handler) Handle(ctx context.Context, op, contentType string, body []byte) (reply []byte, failure *Error) {
 	begun := time.Now()
 	answer, err := h.dispatch(ctx, op, contentType, body)
-	if err == errForwarded {
-		return nil, nil
+	return h.reply(op, contentType, answer, err, begun)
+}
+
+// ReadQuery reads and checks a query, which [Handler.AnswerQuery] answers. It is the first half of Handle, for a caller
+// that may pass the query to another node.
+func (h Handler) ReadQuery(contentType string, body []byte) (*Query, error) {
+	if err := checkSize(body); err != nil {
+		return nil, err
 	}
+	q := &Query{}
+	if err := h.readQuery(contentType, body, q); err != nil {
+		return nil, err
+	}
+	if err := q.Check(); err != nil {
+		return nil, err
+	}
+	if q.Explain && q.EngineHashes != nil {
+		return nil, Errorf(CodeMalformed, "explain is valid with tokens or hashes, not with engine_hashes")
+	}
+	q.Idle = q.Idle || q.Explain
+	return q, nil
+}
+
+// AnswerQuery is the second half of Handle: it answers a query that ReadQuery has returned at begun or later.
+func (h Handler) AnswerQuery(ctx context.Context, contentType string, q *Query, begun time.Time) ([]byte, *Error) {
+	answer, err := h.find(ctx, q)
+	return h.reply(ops.Find, contentType, answer, err, begun)
+}
+
+// reply encodes an answer or an error, and observes the request.
+func (h Handler) reply(op, contentType string, answer any, err error, begun time.Time) (reply []byte, failure *Error) {
 	outcome := OutcomeOf(err)
 	if err != nil {
 		failure = AsError(err)
@@ -129,8 +151,8 @@ func HasCode(err error, code Code) bool {
 
 // dispatch reads a request of an operation and returns the answer.
 func (h Handler) dispatch(ctx context.Context, op, contentType string, body []byte) (any, error) {
-	if len(body) > MaxBody {
-		return nil, Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
+	if err := checkSize(body); err != nil {
+		return nil, err
 	}
 	o := OperationOf(op)
 	if o == nil {
@@ -148,6 +170,13 @@ func (h Handler) dispatch(ctx context.Context, op, contentType string, body []by
 		err = unknownOperation(op)
 	}
 	return answer, err
+}
+
+func checkSize(body []byte) error {
+	if len(body) > MaxBody {
+		return Errorf(CodeTooLarge, "the request has %d bytes, more than %d", len(body), MaxBody)
+	}
+	return nil
 }
 
 func unknownOperation(op string) error {
@@ -195,26 +224,12 @@ func (h Handler) completeInstance(instance *events.WorkerID) error {
 	return nil
 }
 
-// find reads and answers a query. It returns errForwarded if Forward accepts the query.
-func (h Handler) find(ctx context.Context, b requestBody) (any, error) {
-	var q Query
-	if err := h.readQuery(b.contentType, b.body, &q); err != nil {
-		return nil, err
-	}
-	if err := q.Check(); err != nil {
-		return nil, err
-	}
-	if q.Explain && q.EngineHashes != nil {
-		return nil, Errorf(CodeMalformed, "explain is valid with tokens or hashes, not with engine_hashes")
-	}
-	q.Idle = q.Idle || q.Explain
+// find answers a query until its own deadline.
+func (h Handler) find(ctx context.Context, q *Query) (any, error) {
 	ctx, done := q.Bounded(ctx)
 	defer done()
 	q.DeadlineMS = 0 // the context carries the deadline to other nodes
-	if h.Forward != nil && h.Forward(ctx, &q) {
-		return nil, errForwarded
-	}
-	return h.Indexer.Find(ctx, &q)
+	return h.Indexer.Find(ctx, q)
 }
 
 // readQuery reads a query. A fast path decodes the MessagePack form of our own clients.

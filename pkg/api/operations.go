@@ -3,10 +3,11 @@ package api
 import (
 	"context"
 	"errors"
-	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"net/http"
 	"reflect"
 	"slices"
+
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 )
 
 // Operation describes one operation. [Operations] has a row for each operation. The HTTP port, the NATS services and
@@ -91,7 +92,13 @@ var Operations = []*Operation{
 			"and `messages` is given",
 		Codes: modelCodes,
 		method: method{Request: reflect.TypeFor[Query](), Answer: reflect.TypeFor[Answer](),
-			serve: func(ctx context.Context, h Handler, b requestBody) (any, error) { return h.find(ctx, b) }},
+			serve: func(ctx context.Context, h Handler, b requestBody) (any, error) {
+				q, err := h.ReadQuery(b.contentType, b.body)
+				if err != nil {
+					return nil, err
+				}
+				return h.find(ctx, q)
+			}},
 	},
 	{
 		Name: ops.Workers, Routes: get("/v1/workers"), Access: AccessRead, AnyNode: true, Granted: true, OneNode: true,

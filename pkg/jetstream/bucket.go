@@ -392,7 +392,7 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 	batch := b.atomic && len(values) > 0 && len(values) < maxBatch && size <= batchBytes
 	stored := 0 // stored values, without a batch
 	indeterminate := false
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+	for retry := newBackoff(); ; {
 		last := &nats.Msg{Subject: KeySubject(b.name, guard.Key), Data: guard.Data, Header: nats.Header{
 			headerExpectedLast: []string{strconv.FormatUint(expected, 10)}}}
 		if deletes {
@@ -428,7 +428,7 @@ func (b *Bucket) commit(ctx context.Context, action string, values []Value, guar
 		default:
 			return 0, failed(action, err)
 		}
-		if b.c.nc.IsClosed() || !loop.Wait(ctx, pause) {
+		if b.c.nc.IsClosed() || !retry.Wait(ctx) {
 			return 0, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
 	}

@@ -145,7 +145,7 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 			}
 		}
 	}
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+	for retry := (loop.Backoff{Min: 50 * time.Millisecond, Max: 2 * time.Second}); ; {
 		c.nc, err = nats.Connect(strings.Join(o.URLs, ","), opts...)
 		if err == nil {
 			break
@@ -157,7 +157,7 @@ func Connect(ctx context.Context, o ConnOptions) (*Conn, error) {
 			return nil, failed(action, err)
 		}
 		c.options.Waiting(err)
-		if !loop.Wait(ctx, pause) {
+		if !retry.Wait(ctx) {
 			return nil, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
 	}
@@ -402,17 +402,20 @@ func (c *Conn) request(ctx context.Context, m *nats.Msg) (reply *nats.Msg, err e
 	return reply, err
 }
 
+// newBackoff returns the pauses between attempts of a request to the server.
+func newBackoff() loop.Backoff { return loop.Backoff{Min: 20 * time.Millisecond, Max: time.Second} }
+
 // retry repeats an attempt while the error is temporary: a cluster without a leader does not answer API requests. It
 // returns the last error when the context ends, or after the connection's patience.
 func (c *Conn) retry(ctx context.Context, attempt func() error) error {
 	begun := time.Now()
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+	for retry := newBackoff(); ; {
 		err := attempt()
 		if err == nil || classOf(err) != ErrUnavailable || c.nc.IsClosed() || c.patience > 0 &&
 			time.Since(begun) >= c.patience {
 			return err
 		}
-		if !loop.Wait(ctx, pause) {
+		if !retry.Wait(ctx) {
 			return err
 		}
 	}

@@ -221,19 +221,20 @@ func (s *consumer) delivered() uint64 {
 // life of one consumer. The pauses start again after a session with progress. If the session after it fails as well,
 // repeat calls unavailable before each pause.
 func repeat(ctx context.Context, session func() (last, progress bool, err error), unavailable func(err error)) {
-	for pause := time.Duration(0); ctx.Err() == nil; pause = min(max(2*pause, 20*time.Millisecond), time.Second) {
+	retry, fails := newBackoff(), 0
+	for ; ctx.Err() == nil; fails++ {
 		last, progress, err := session()
 		if last || ctx.Err() != nil {
 			return
 		}
 		if progress {
-			pause = 0
+			retry, fails = newBackoff(), 0
 		}
-		if pause > 0 {
+		if fails > 0 {
 			if !errors.Is(err, errLookAgain) {
 				unavailable(err)
 			}
-			loop.Wait(ctx, pause)
+			retry.Wait(ctx)
 		}
 	}
 }

@@ -121,7 +121,7 @@ func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMe
 	deadline := time.Now().Add(c.attempt)
 	// least sequence reported by the leader, so that a fast writer does not extend the loop for ever
 	wanted := uint64(math.MaxUint64)
-	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+	for poll := (loop.Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}); ; {
 		last, err := c.askLast(ctx, stream, subject)
 		behind := err
 		switch {
@@ -140,7 +140,7 @@ func (c *Conn) lastOwnOnce(ctx context.Context, stream, subject string) (*lastMe
 		case classOf(err) != ErrConflict: // a conflict: a write on the subject is under way
 			return nil, err
 		}
-		if time.Now().After(deadline) || !loop.Wait(ctx, pause) {
+		if time.Now().After(deadline) || !poll.Wait(ctx) {
 			return nil, behind
 		}
 	}

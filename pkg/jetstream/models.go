@@ -142,7 +142,7 @@ func (m *Models) keepRecord(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		for retry := (loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}); ; {
 			lost, err := m.restore(ctx)
 			if err == nil {
 				if lost != nil {
@@ -154,7 +154,7 @@ func (m *Models) keepRecord(ctx context.Context) {
 			if ctx.Err() == nil {
 				m.logLost(err)
 			}
-			if !loop.Wait(ctx, pause) {
+			if !retry.Wait(ctx) {
 				return
 			}
 		}

@@ -198,7 +198,7 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 	p.flush++
 	done := 0 // stored messages of this call
 	single := false
-	for pause := 10 * time.Millisecond; done < len(msgs); {
+	for retry := (loop.Backoff{Min: 10 * time.Millisecond, Max: time.Second}); done < len(msgs); {
 		var err error
 		if p.indeterminate {
 			done, err = p.resolve(ctx, done)
@@ -206,7 +206,7 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 			var stored int
 			if stored, err = p.send(ctx, msgs[done:], done, single); err == nil {
 				done += stored
-				pause = 10 * time.Millisecond
+				retry.Reset()
 			}
 		}
 		if err == nil {
@@ -216,7 +216,7 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 		if p.dead != nil {
 			return 0, fmt.Errorf("%s: %w", action, p.dead)
 		}
-		most := time.Second
+		retry.Max = time.Second
 		if code := codeOf(err); batchRefused(code) {
 			single = true
 			p.atomic = p.atomic && code != codeAtomicDisabled
@@ -226,15 +226,14 @@ func (p *Publisher) Publish(ctx context.Context, msgs [][]byte) (events.StreamSe
 			if !p.o.Persist || class == ErrTooLarge {
 				return 0, err
 			}
-			most = 5 * time.Second
+			retry.Max = 5 * time.Second
 			p.o.Retry(err)
 		} else {
 			p.o.Retry(err)
 		}
-		if p.c.nc.IsClosed() || !loop.Wait(ctx, pause) {
+		if p.c.nc.IsClosed() || !retry.Wait(ctx) {
 			return 0, fmt.Errorf("%s: %w: %w", action, ErrUnavailable, err)
 		}
-		pause = min(2*pause, most)
 	}
 	return events.StreamSeq(p.last), nil
 }

@@ -3,6 +3,7 @@ package loop
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 )
 
@@ -15,6 +16,29 @@ func Wait(ctx context.Context, d time.Duration) bool {
 		return true
 	}
 }
+
+// Backoff is an exponential backoff: the pauses between the attempts of an operation. The first pause is at most Min,
+// and each further one at most twice as long, up to Max. A pause is random between half of this length and all of it,
+// so that many processes do not repeat an attempt at the same moment. Min must be positive, and at most Max. The caller
+// may change Max between pauses.
+type Backoff struct {
+	Min, Max time.Duration
+
+	next time.Duration // 0: Min
+}
+
+// Next returns the next pause.
+func (b *Backoff) Next() time.Duration {
+	d := min(max(b.next, b.Min), b.Max)
+	b.next = 2 * d
+	return d/2 + rand.N(d/2+1)
+}
+
+// Wait waits for the next pause. It returns false if the context ends first.
+func (b *Backoff) Wait(ctx context.Context) bool { return Wait(ctx, b.Next()) }
+
+// Reset makes the next pause the first one.
+func (b *Backoff) Reset() { b.next = 0 }
 
 // Every calls do at each tick, until the context is done.
 func Every(ctx context.Context, d time.Duration, do func(now time.Time)) {

@@ -123,7 +123,7 @@ func awaitBooking(ctx context.Context, arrived func() bool) error {
 	}
 	limit, cancel := context.WithTimeout(ctx, lag)
 	defer cancel()
-	for pause := time.Millisecond; !arrived() && loop.Wait(limit, pause); pause = min(2*pause, lag/20) {
+	for poll := (loop.Backoff{Min: time.Millisecond, Max: lag / 20}); !arrived() && poll.Wait(limit); {
 	}
 	return context.Cause(ctx)
 }

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
@@ -33,7 +32,7 @@ const (
 	maxReply           = 64 << 10
 )
 
-// firstRetry is the mean pause before the first retry.
+// firstRetry is the longest pause before the first retry.
 var firstRetry = 5 * time.Second
 
 // sender sends spans in OTLP over HTTP. It replaces otlptracehttp of OpenTelemetry, which links gRPC and its gateway:
@@ -162,12 +161,12 @@ func (s *sender) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpan
 		body = packed.Bytes()
 	}
 	end := time.Now().Add(retryFor)
-	for pause := firstRetry; ; pause = min(2*pause, slowestRetry) {
+	for retry := (loop.Backoff{Min: firstRetry, Max: slowestRetry}); ; {
 		after, err := s.send(ctx, body)
 		if err == nil || after < 0 {
 			return err
 		}
-		wait := max(after, pause/2+rand.N(pause))
+		wait := max(after, retry.Next())
 		if time.Now().Add(wait).After(end) || !loop.Wait(ctx, wait) {
 			return err
 		}

@@ -124,11 +124,7 @@ func (s *Shims) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.ctx = ctx
 	s.mu.Unlock()
-	for pause := 100 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, 5*time.Second) {
-		if err := s.recall(ctx); err == nil {
-			break
-		}
-		loop.Wait(ctx, pause)
+	for retry := (loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}); s.recall(ctx) != nil && retry.Wait(ctx); {
 	}
 	<-ctx.Done()
 	s.mu.Lock()
@@ -324,9 +320,9 @@ func (s *Shims) finish(ctx context.Context, what string, remove func(context.Con
 	done := make(chan error, 1)
 	var last atomic.Pointer[error]
 	go func() {
-		for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		for retry := (loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}); ; {
 			err := remove(s.ctx)
-			if err == nil || !loop.Wait(s.ctx, pause) {
+			if err == nil || !retry.Wait(s.ctx) {
 				done <- err
 				return
 			}

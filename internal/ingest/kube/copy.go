@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
@@ -133,7 +132,7 @@ func (c *Copy[T]) notify() {
 // Run updates the copy until ctx is done.
 func (c *Copy[T]) Run(ctx context.Context) {
 	version := ""
-	for pause := firstPause; ctx.Err() == nil; {
+	for retry := (loop.Backoff{Min: firstPause, Max: longestWait}); ctx.Err() == nil; {
 		var err error
 		if version == "" {
 			version, err = c.list(ctx)
@@ -141,7 +140,7 @@ func (c *Copy[T]) Run(ctx context.Context) {
 		if err == nil {
 			begun := time.Now()
 			if version, err = c.watch(ctx, version); time.Since(begun) > longestWait {
-				pause = firstPause
+				retry.Reset()
 			}
 		}
 		switch {
@@ -152,11 +151,11 @@ func (c *Copy[T]) Run(ctx context.Context) {
 		default:
 			c.failed(err)
 		}
-		if !loop.Wait(ctx, pause/2+rand.N(pause)) {
-			return
+		if err == nil {
+			retry.Reset()
 		}
-		if pause = min(2*pause, longestWait); err == nil {
-			pause = firstPause
+		if !retry.Wait(ctx) {
+			return
 		}
 	}
 }

@@ -255,8 +255,7 @@ func (o observed) Adopt(d *events.Decoder) { o.cfg.Decoder.(Learner).Adopt(d) }
 
 // recover reads the last published state of this rank from the log. It retries until ctx ends.
 func (r *runner) recover(ctx context.Context) (Published, error) {
-	pause := r.cfg.RetryMin
-	for {
+	for retry := (loop.Backoff{Min: r.cfg.RetryMin, Max: r.cfg.RetryMax}); ; {
 		p, err := r.cfg.Log.Last(ctx)
 		if err == nil || errors.Is(err, ErrUnusable) {
 			return p, err
@@ -265,8 +264,7 @@ func (r *runner) recover(ctx context.Context) (Published, error) {
 			return p, nil
 		}
 		r.cfg.Observer.LogFailed(err)
-		sleep(ctx, pause)
-		pause = min(2*pause, r.cfg.RetryMax)
+		retry.Wait(ctx)
 	}
 }
 

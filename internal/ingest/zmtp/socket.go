@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
+
+	"github.com/kvatlas/kvatlas/internal/base/loop"
 )
 
 // socket is the common part of all kinds: the lifetime that Stop ends, and the open connections.
@@ -60,7 +61,7 @@ func (s *socket) listen(serve func(*Conn)) error {
 var errTooManyConns = errors.New("zmtp: too many connections")
 
 func (s *socket) accept(serve func(*Conn)) {
-	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax}
+	retry := loop.Backoff{Min: s.cfg.BackoffMin, Max: s.cfg.BackoffMax}
 	for {
 		nc, err := s.ln.Accept()
 		if s.ctx.Err() != nil {
@@ -71,10 +72,10 @@ func (s *socket) accept(serve func(*Conn)) {
 		}
 		if err != nil { // most likely no file descriptors are left
 			s.cfg.Failed(Peer{Endpoint: s.ep.text}, err)
-			pause.wait(s.ctx, pause.pause(pause.max))
+			retry.Wait(s.ctx)
 			continue
 		}
-		pause.reset()
+		retry.Reset()
 		if !s.admit() {
 			s.cfg.Failed(Peer{Endpoint: s.ep.text, Remote: nc.RemoteAddr().String()}, errTooManyConns)
 			nc.Close()
@@ -131,18 +132,18 @@ func (s *socket) shakeAndServe(nc net.Conn, admitted bool, serve func(*Conn)) er
 // keepDialling dials the endpoint and serves the connection, again and again until the socket stops. A value in now
 // ends the current pause.
 func (s *socket) keepDialling(serve func(*Conn), now chan struct{}) {
-	pause := backoff{min: s.cfg.BackoffMin, max: s.cfg.BackoffMax, now: now}
+	retry := newBackoff(&s.cfg, now)
 	for {
 		nc, err := s.ep.dial(s.ctx, s.cfg.ConnectTimeout, s.cfg.Rule)
 		if err == nil {
 			began := time.Now()
 			if s.shakeAndServe(nc, false, serve) == nil && time.Since(began) >= s.cfg.BackoffMax {
-				pause.reset()
+				retry.Reset()
 			}
 		} else if s.ctx.Err() == nil {
 			s.cfg.Failed(Peer{Endpoint: s.ep.text}, err)
 		}
-		if !pause.wait(s.ctx, pause.pause(s.cfg.bound(err))) {
+		if !retry.wait(s.ctx, s.cfg.bound(err)) {
 			return
 		}
 	}
@@ -167,31 +168,26 @@ func (s *socket) Stop() {
 	s.wg.Wait()
 }
 
-// backoff computes the pause between attempts.
+// backoff is the pause between attempts to dial.
 type backoff struct {
-	min, max, next time.Duration
-	now            chan struct{} // ends the current pause and resets its length; may be nil
+	loop.Backoff
+	now chan struct{} // a value ends the current pause and resets its length
 }
 
-func (b *backoff) reset() { b.next = 0 }
-
-// pause returns the next pause, at most the given bound: between half of the doubled pause and all of it.
-func (b *backoff) pause(bound time.Duration) time.Duration {
-	b.next = min(max(b.next, b.min), bound)
-	d := b.next/2 + rand.N(b.next/2+1)
-	b.next *= 2
-	return d
+func newBackoff(cfg *Config, now chan struct{}) *backoff {
+	return &backoff{loop.Backoff{Min: cfg.BackoffMin}, now}
 }
 
-// wait waits for a pause. It returns false if ctx ended.
-func (b *backoff) wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
+// wait waits for a pause of at most most. It returns false if ctx ended.
+func (b *backoff) wait(ctx context.Context, most time.Duration) bool {
+	b.Max = most
+	t := time.NewTimer(b.Next())
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return true
 	case <-b.now:
-		b.reset()
+		b.Reset()
 		return true
 	case <-ctx.Done():
 		return false

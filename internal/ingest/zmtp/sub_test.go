@@ -133,31 +133,6 @@ func TestBadEndpointsAndConfigs(t *testing.T) {
 	}
 }
 
-// TestBackoffIsJittered: pauses between attempts double up to a bound. Each pause is random between half and all of the
-// doubled value, so many readers do not reconnect at the same moment.
-func TestBackoffIsJittered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		waits := map[time.Duration]bool{}
-		for range 50 {
-			b := backoff{min: 100 * time.Millisecond, max: 400 * time.Millisecond}
-			for _, most := range []time.Duration{100, 200, 400, 400} {
-				most *= time.Millisecond
-				began := time.Now()
-				if !b.wait(t.Context(), b.pause(b.max)) {
-					t.Fatal("the test has ended")
-				}
-				if d := time.Since(began); d < most/2 || d > most+time.Nanosecond {
-					t.Fatalf("waited %v, want %v to %v", d, most/2, most)
-				}
-				waits[time.Since(began)] = true
-			}
-		}
-		if len(waits) < 100 {
-			t.Errorf("only %d different pauses", len(waits))
-		}
-	})
-}
-
 // TestPausesWhileTheHostIsReachable: a host that refuses or closes connections is dialled at least once a second. An
 // unreachable host is dialled less often. DialNow ends the pause.
 func TestPausesWhileTheHostIsReachable(t *testing.T) {
@@ -169,10 +144,10 @@ func TestPausesWhileTheHostIsReachable(t *testing.T) {
 	far := &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
 	synctest.Test(t, func(t *testing.T) {
 		s := &Sub{now: make(chan struct{}, 1)}
-		b := backoff{min: cfg.BackoffMin, max: cfg.BackoffMax, now: s.now}
+		b := newBackoff(&cfg, s.now)
 		attempt := func(err error) time.Duration {
 			began := time.Now()
-			b.wait(t.Context(), b.pause(cfg.bound(err)))
+			b.wait(t.Context(), cfg.bound(err))
 			return time.Since(began)
 		}
 		for range 100 {

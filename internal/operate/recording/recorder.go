@@ -213,14 +213,14 @@ func (r *Recorder) store(ctx context.Context, id string, all bool) (more bool) {
 	if !ok {
 		return false
 	}
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+	for retry := (loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}); ; {
 		err := r.cfg.Stream.Store(ctx, r.cfg.Node, id, w.data)
 		r.failing(err)
 		if err == nil || errors.Is(err, jetstream.ErrTooLarge) {
 			r.done(err == nil)
 			return true
 		}
-		if !loop.Wait(ctx, pause) {
+		if !retry.Wait(ctx) {
 			return false
 		}
 		_ = r.cfg.Stream.Ensure(ctx) // a failure shows in the next attempt

@@ -24,47 +24,53 @@ const (
 )
 
 // findOverNATS answers queries, or forwards queries to other nodes.
-func (v *service) findOverNATS(answer api.Handler) jetstream.Handler {
-	s, here := v.s, overNATS(answer, ops.Find)
+func (v *service) findOverNATS(handler api.Handler) jetstream.Handler {
+	s, here := v.s, overNATS(handler, ops.Find)
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
 		contentType, known := api.ContentType(r.ContentType)
 		if !known || !r.MayForward() {
 			return here(ctx, r)
 		}
-		begun, answer := time.Now(), answer
-		answer.Observe = func(op, outcome string, _ time.Duration) { s.queries.Observe(op, outcome, time.Since(begun)) }
-		here := overNATS(answer, ops.Find) // if the finisher does not answer
-		var until time.Time                // the query's own deadline, which does not restart
-		var f *scatter.Forward
-		var asked *api.Query
-		answer.Forward = func(ctx context.Context, q *api.Query) bool {
-			if s.mayForward(q) {
-				asked, f = q, s.scatter.Forward(ctx, contentType, q)
-				until, _ = ctx.Deadline()
-			}
-			return f != nil
+		begun := time.Now()
+		q, err := handler.ReadQuery(contentType, r.Body)
+		if err != nil {
+			return here(ctx, r) // replies with the error
 		}
-		reply, failure := answer.Handle(ctx, ops.Find, contentType, r.Body)
+		limited, done := q.Bounded(ctx)
+		defer done()
+		q.DeadlineMS = 0 // the context carries the deadline to other nodes
+		var f *scatter.Forward
+		if s.mayForward(q) {
+			f = s.scatter.Forward(limited, contentType, q)
+		}
 		if f == nil {
-			return natsReply(contentType, reply, failure)
+			return answerQuery(limited, handler, contentType, q, begun)
 		}
 		return jetstream.Response{Later: func(answer func(jetstream.Response)) {
 			f.Send(r.Reply, func(summary *api.Answer, late time.Duration) {
-				if summary == nil {
-					if !until.IsZero() {
-						var cancel func()
-						ctx, cancel = context.WithDeadline(ctx, until)
-						defer cancel()
-					}
-					answer(here(ctx, r))
+				if summary != nil {
+					s.queries.Observe(ops.Find, ops.OK, time.Since(begun)-late)
+					s.account(ctx, q, summary)
+					answer(jetstream.Response{Elsewhere: true, Outcome: ops.OK})
 					return
 				}
-				s.queries.Observe(ops.Find, ops.OK, time.Since(begun)-late)
-				s.account(ctx, asked, summary)
-				answer(jetstream.Response{Elsewhere: true, Outcome: ops.OK})
+				// The finisher does not answer. The query's own deadline does not restart.
+				if until, limit := limited.Deadline(); limit {
+					again, cancel := context.WithDeadline(ctx, until)
+					defer cancel()
+					ctx = again
+				}
+				answer(answerQuery(ctx, handler, contentType, q, begun))
 			})
 		}}
 	}
+}
+
+// answerQuery answers a query of begun, without another node's help to finish it.
+func answerQuery(ctx context.Context, handler api.Handler, contentType string, q *api.Query,
+	begun time.Time) jetstream.Response {
+	reply, failure := handler.AnswerQuery(ctx, contentType, q, begun)
+	return natsReply(contentType, reply, failure)
 }
 
 // mayForward reports whether another node may finish a query. A query that needs more than the index is answered here.
