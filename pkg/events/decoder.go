@@ -157,6 +157,9 @@ func (d *Decoder) Reset() {
 	d.close()
 }
 
+// Cleared reports a clear of the rank's blocks in the log. The decoder's state does not depend on these blocks.
+func (d *Decoder) Cleared() {}
+
 // Blank returns a new decoder of the same configuration, without state.
 func (d *Decoder) Blank() *Decoder {
 	return &Decoder{engine: d.asked, asked: d.asked, block: d.block, groups: d.groups, store: d.store,

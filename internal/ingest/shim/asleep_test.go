@@ -49,7 +49,7 @@ func TestOthersInTheLog(t *testing.T) {
 		was    Identity
 		others bool
 	}{{Identity{}, false}, {id, false}, {Identity{"m", 4}, true}, {Identity{"n", 8}, true}} {
-		m := NewMachine(id, Limits{}, true, oneBlock{})
+		m := NewMachine(id, Limits{}, true, oneBlock)
 		m.Recovered(Published{Found: true, Identity: c.was, Reached: Reached{Incarnation: 5, LastID: 7,
 			Cursor: events.Cursor{Known: true, Seq: 3}}}, 9)
 		if begun := m.Incarnation() != 5; begun != c.others {
@@ -81,11 +81,8 @@ func TestOthersInTheLog(t *testing.T) {
 	}
 }
 
-// oneBlock decodes every message to a stored block.
-type oneBlock struct{}
-
-func (oneBlock) Reset() {}
-func (oneBlock) Decode([]byte) (events.Message, error) {
+// oneBlock is a Decoder that decodes every message to a stored block.
+var oneBlock = Whole{Decode: func([]byte) (events.Message, error) {
 	return events.Message{Events: []events.Event{{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{1},
 		Locals: []events.LocalHash{1}}}}, nil
-}
+}}

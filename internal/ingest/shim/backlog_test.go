@@ -27,7 +27,7 @@ func TestCatchingUp(t *testing.T) {
 		}
 		m.Flushed()
 	}
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{MessageBytes: 1, FlightMessages: 2}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{MessageBytes: 1, FlightMessages: 2}, true, Whole{Decode: decodeWords})
 	m.Recovered(Published{Found: true, Reached: Reached{Incarnation: 7, LastID: 1}}, 100)
 	is(m, true, "before the first message")
 	m.Connected()
@@ -79,7 +79,7 @@ func TestCatchingUp(t *testing.T) {
 	is(m, false, "with an engine that is gone")
 
 	// Without a replay socket, only waiting events are a backlog.
-	m = NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+	m = NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, Whole{Decode: decodeWords})
 	m.Recovered(Published{}, 100)
 	is(m, true, "without a replay socket, before the first clear is published")
 	land(m)

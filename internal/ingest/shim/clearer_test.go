@@ -10,21 +10,24 @@ import (
 
 // once is a decoder that reports a stored block only once until a removal or clear.
 type once struct {
-	words
 	held map[events.BlockHash]bool
 }
 
-func (o once) Reset()   { clear(o.held) }
-func (o once) Cleared() { clear(o.held) }
+func (o once) forget() { clear(o.held) }
 
-func (o once) Decode(payload []byte) (events.Message, error) {
-	m, err := o.words.Decode(payload)
+func (o once) decode(payload []byte) (events.Message, error) {
+	m, err := decodeWords(payload)
 	m.Events = slices.DeleteFunc(m.Events, func(e events.Event) bool {
 		again := e.Kind == events.Stored && o.held[e.Blocks[0]]
 		o.held[e.Blocks[0]] = e.Kind == events.Stored
 		return again
 	})
 	return m, err
+}
+
+func newOnce() Whole {
+	o := once{map[events.BlockHash]bool{}}
+	return Whole{Decode: o.decode, Forget: o.forget}
 }
 
 // TestClearsTellTheDecoder checks that, after a clear within an incarnation, caused by a gap or an undecodable message,
@@ -39,7 +42,7 @@ func TestClearsTellTheDecoder(t *testing.T) {
 			}
 		}
 		close(feed)
-		if err := Run(t.Context(), Config{Feed: feed, Decoder: once{held: map[events.BlockHash]bool{}}, Log: log,
+		if err := Run(t.Context(), Config{Feed: feed, Decoder: newOnce(), Log: log,
 			Identity: Identity{Model: "m", BlockSize: 16}, ClearUnreadable: true}); err != nil {
 			t.Fatal(err)
 		}

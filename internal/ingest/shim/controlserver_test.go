@@ -181,7 +181,7 @@ func TestResyncOnRequest(t *testing.T) {
 
 // TestResyncLeavesTheFlightInTheAir completes a flight after a resync that made the waiting events unnecessary.
 func TestResyncLeavesTheFlightInTheAir(t *testing.T) {
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 	m.Recovered(Published{}, 100)
 	m.Connected()
 	wantsReplay(m)
@@ -254,7 +254,7 @@ func TestSecondResyncDoesNotWait(t *testing.T) {
 // incarnation, not with the last reported incarnation. A repeated id has no second effect, even if the first reply came
 // too late for the client.
 func TestResyncComparesTheMachine(t *testing.T) {
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 	m.Recovered(Published{}, 100)
 	r := &runner{machine: m}
 	s := &ControlServer{requests: make(chan request)}

@@ -44,7 +44,7 @@ func fly(t *testing.T, m *Machine) (told []events.Batch) {
 // disks stay. The machine sends no requests to the engine. The next connection begins an incarnation with a full
 // replay, for the same or another engine.
 func TestGone(t *testing.T) {
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 	m.Recovered(Published{}, 100)
 	m.Connected()
 	wantsReplay(m)
@@ -71,7 +71,7 @@ func TestGone(t *testing.T) {
 	}
 
 	// A shim that restarts in between begins without a cursor.
-	next := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	next := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 	next.Recovered(m.Acked(), 200)
 	next.Gone()
 	if told := fly(t, next); len(told) != 1 || told[0].Incarnation != 200 || len(told[0].Events) != 1 ||

@@ -18,7 +18,7 @@ import (
 
 // learning is the state of this process. Its methods accept nil, which means that nothing is left to learn.
 type learning struct {
-	learner Learner
+	learner Decoder
 	cursor  events.Cursor // the last message to learn from
 	ready   bool          // a replay has shown that the cursor belongs to the engine
 	running bool          // the shell is learning
@@ -329,8 +329,7 @@ func (r *runner) startLearning(ctx context.Context, to events.Cursor) {
 		defer l.cancel()
 		ctx, cancel := context.WithTimeout(ctx, lessonPatience*r.cfg.ReplayTimeout)
 		defer cancel()
-		// the machine learns only with such a decoder
-		k := &knowledge{decoder: r.cfg.Decoder.(Learner).Blank(), held: newCopies()}
+		k := &knowledge{decoder: r.cfg.Decoder.Blank(), held: newCopies()}
 		err := k.learn(to, func(from events.EngineSeq, give func(Frame) bool) error {
 			return askReplay(ctx, r.cfg, from, give)
 		})

@@ -126,42 +126,64 @@ func (f *Frame) digest() uint64 {
 	return events.PayloadDigest(f.Payload)
 }
 
-// Decoder turns engine messages into events, in the manner of [events.Decoder].
+// Decoder turns engine messages into events. [events.Decoder] is a Decoder; [Whole] is one for simple messages.
 type Decoder interface {
-	// Decode decodes a message. The result is valid until the next call. An error means that the whole message is
-	// unreadable.
-	Decode(payload []byte) (events.Message, error)
+	// Begin decodes a message, or the first part of a large one. The result is valid until the next call. more reports
+	// that further parts follow. An error means that the whole message is unreadable.
+	Begin(payload []byte) (m events.Message, more bool, err error)
+
+	// Continue returns the next part of the message.
+	Continue() (part []events.Event, more bool)
 
 	// Reset drops the state of an engine process.
 	Reset()
-}
-
-// PartDecoder is a Decoder that returns the events of a large message in parts, as [events.Decoder] does. Begin
-// replaces Decode.
-type PartDecoder interface {
-	Decoder
-	Begin(payload []byte) (m events.Message, more bool, err error)
-	Continue() (part []events.Event, more bool)
-}
-
-// Learner is a Decoder with state from earlier messages.
-type Learner interface {
-	Decoder
-
-	// Blank returns a decoder without state, or nil if no state is necessary.
-	Blank() *events.Decoder
-
-	// Adopt replaces the state with another decoder's state.
-	Adopt(*events.Decoder)
-}
-
-// Clearer is a Decoder that keeps the reported stored blocks.
-type Clearer interface {
-	Decoder
 
 	// Cleared drops the reported blocks after a clear in the log. Other state of the engine process stays.
 	Cleared()
+
+	// Blank returns a decoder without state from earlier messages, or nil if the decoder needs no such state.
+	Blank() *events.Decoder
+
+	// Adopt replaces the state from earlier messages with the state of a decoder of Blank.
+	Adopt(*events.Decoder)
+
+	// Counts returns the numbers of skipped events.
+	Counts() events.SkipCounts
 }
+
+// Whole is a Decoder of messages without parts. It needs no state from earlier messages.
+type Whole struct {
+	Decode func(payload []byte) (events.Message, error)
+	Forget func() // drops the reported blocks; nil: Decode keeps nothing
+}
+
+// Begin decodes a message.
+func (w Whole) Begin(payload []byte) (m events.Message, more bool, err error) {
+	m, err = w.Decode(payload)
+	return m, false, err
+}
+
+// Continue is not called, because messages have no parts.
+func (w Whole) Continue() (part []events.Event, more bool) { return nil, false }
+
+// Reset drops the reported blocks.
+func (w Whole) Reset() {
+	if w.Forget != nil {
+		w.Forget()
+	}
+}
+
+// Cleared drops the reported blocks.
+func (w Whole) Cleared() { w.Reset() }
+
+// Blank returns nil.
+func (w Whole) Blank() *events.Decoder { return nil }
+
+// Adopt is not called, because Blank returns nil.
+func (w Whole) Adopt(*events.Decoder) {}
+
+// Counts returns zeros.
+func (w Whole) Counts() (none events.SkipCounts) { return none }
 
 // Counts has the counters of a machine. They only grow.
 type Counts struct {
@@ -345,8 +367,8 @@ func (m *Machine) Recovered(p Published, now events.Millis) {
 		}
 		m.begin(why, now)
 		m.counts.Restarts = 0 // the start of the shim is no restart
-	} else if l, ok := m.decode.(Learner); ok && m.replay && l.Blank() != nil {
-		m.learning = &learning{learner: l, cursor: p.Cursor, spare: m.limits.HeldBytes}
+	} else if m.replay && m.decode.Blank() != nil {
+		m.learning = &learning{learner: m.decode, cursor: p.Cursor, spare: m.limits.HeldBytes}
 	}
 	m.fallBehind()
 }
@@ -528,9 +550,7 @@ func (m *Machine) gap() {
 
 // clearHeld clears the rank within the incarnation, and returns the event.
 func (m *Machine) clearHeld(why events.Reason) *events.Event {
-	if c, ok := m.decode.(Clearer); ok {
-		c.Cleared()
-	}
+	m.decode.Cleared()
 	e := &events.Event{Kind: events.Cleared, Tier: events.AllTiers, Reason: why}
 	m.push(e, m.taken)
 	return e

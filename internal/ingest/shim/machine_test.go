@@ -90,12 +90,8 @@ func (e *engine) since(from events.EngineSeq) (frames []Frame) {
 	return frames
 }
 
-// words decodes the messages of the fake engine.
-type words struct{}
-
-func (words) Reset() {}
-
-func (words) Decode(payload []byte) (events.Message, error) {
+// decodeWords decodes the messages of the fake engine.
+func decodeWords(payload []byte) (events.Message, error) {
 	var evs []events.Event
 	for _, w := range strings.Fields(string(payload))[1:] {
 		var b events.BlockHash
@@ -113,14 +109,14 @@ func (words) Decode(payload []byte) (events.Message, error) {
 	return events.Message{Events: evs}, nil
 }
 
-// wordParts is words with parts of one or two events.
+// wordParts decodes as decodeWords, with parts of one or two events.
 type wordParts struct {
-	words
+	Whole
 	rest []events.Event
 }
 
 func (p *wordParts) Begin(payload []byte) (m events.Message, more bool, err error) {
-	m, err = p.Decode(payload)
+	m, err = decodeWords(payload)
 	p.rest = m.Events
 	m.Events, more = p.Continue()
 	return m, more, err
@@ -348,7 +344,7 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 		w := &world{T: t, rng: rng, engine: newEngine(rng, 1+rng.IntN(200)), now: 1000}
 		w.limits = Limits{MessageBytes: 60 + rng.IntN(400), FlightMessages: 1 + rng.IntN(5),
 			HeldBytes: 50 + rng.IntN(2000)}
-		w.decoder = words{}
+		w.decoder = Whole{Decode: decodeWords}
 		if rng.IntN(2) == 0 {
 			w.decoder, w.limits.PartBytes, w.engine.most = &wordParts{}, 1+rng.IntN(1000), 12
 		}
@@ -431,7 +427,7 @@ func nothingIsLostOrInvented(t *testing.T, snapshots bool) {
 func TestLogThatWasRolledBack(t *testing.T) {
 	for _, left := range []Published{{}, {Found: true, Reached: Reached{Incarnation: 90, LastID: 7}},
 		{Found: true, Reached: Reached{Incarnation: 100, LastID: 1}}} {
-		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 		// without a cursor: a new incarnation, 100
 		m.Recovered(Published{Found: true, Reached: Reached{Incarnation: 90, LastID: 9}}, 100)
 		m.Connected()
@@ -469,7 +465,7 @@ func TestLogThatWasRolledBack(t *testing.T) {
 func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 	log := &logbook{t: t, held: map[events.BlockHash]bool{}}
 	start := func(now events.Millis) *Machine {
-		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 		m.UseSnapshots()
 		m.Recovered(log.last, now)
 		m.Connected()
@@ -509,7 +505,7 @@ func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 // their bytes on the wire.
 func TestQueuesAreBoundedInMemory(t *testing.T) {
 	const limit = 1 << 20
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{QueueBytes: limit, HeldBytes: limit}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{QueueBytes: limit, HeldBytes: limit}, true, Whole{Decode: decodeWords})
 	heap := func() int {
 		var s runtime.MemStats
 		runtime.GC()
@@ -563,7 +559,7 @@ func wantsLearning(m *Machine) (to events.Cursor, ok bool) {
 // TestLogUnreadable checks that an unreadable message begins a single incarnation, for any number of reads before the
 // next flight, and that another unreadable message begins another incarnation.
 func TestLogUnreadable(t *testing.T) {
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, Whole{Decode: decodeWords})
 	m.Recovered(Published{Found: true, Unreadable: events.ErrMalformed, Seq: 9,
 		Reached: Reached{Incarnation: 500, LastID: 3, Cursor: events.Cursor{Known: true, Seq: 4}}}, 100)
 	if c := m.Counts(); m.Incarnation() != 501 || c.Unreadable != 1 || c.Restarts != 0 || m.Taken().Known {

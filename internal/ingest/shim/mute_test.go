@@ -26,7 +26,7 @@ func TestDeadReplayHoldsLiveMessagesForSecondsOnly(t *testing.T) {
 		}
 	}
 	for _, gap := range []bool{false, true} {
-		m := NewMachine(Identity{Model: "m", BlockSize: 1}, Limits{}, true, words{})
+		m := NewMachine(Identity{Model: "m", BlockSize: 1}, Limits{}, true, Whole{Decode: decodeWords})
 		m.Recovered(Published{}, 1)
 		m.Connected()
 		wantsReplay(m)

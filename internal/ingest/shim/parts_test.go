@@ -177,7 +177,7 @@ func TestLargeFramesWaitOutsideTheFeed(t *testing.T) {
 			}
 			close(feed)
 		}()
-		r := &runner{feed: feed, machine: NewMachine(Identity{"m", 16}, Limits{}, false, oneBlock{})}
+		r := &runner{feed: feed, machine: NewMachine(Identity{"m", 16}, Limits{}, false, oneBlock)}
 		r.machine.Recovered(Published{}, 1)
 		for range 3 {
 			f, ok := <-r.feed

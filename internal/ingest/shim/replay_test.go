@@ -12,7 +12,7 @@ import (
 // of replies. Only a permanent hole is a loss.
 func TestReplayInPieces(t *testing.T) {
 	const messages, hole = 30, 25
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 	m.Recovered(Published{}, 100)
 	m.Connected()
 	for asked := 0; ; asked++ {
@@ -42,7 +42,7 @@ func TestReplayInPieces(t *testing.T) {
 // may be a snapshot. The machine requests the message again.
 func TestOvertakenBeforeTheFirst(t *testing.T) {
 	for _, snapshots := range []bool{false, true} {
-		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{HeldBytes: 1}, true, words{})
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{HeldBytes: 1}, true, Whole{Decode: decodeWords})
 		if snapshots {
 			m.UseSnapshots()
 		}
@@ -70,7 +70,7 @@ func TestOvertakenBeforeTheFirst(t *testing.T) {
 // TestReplayOfAnother checks a replay that never reaches the live messages, as another rank's replay. It is requested a
 // few times with pauses. Then the missing messages count as lost, and live messages are processed.
 func TestReplayOfAnother(t *testing.T) {
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 	m.Recovered(Published{}, 1)
 	m.Connected()
 	frame := func(n events.EngineSeq) Frame { return Frame{Seq: n, Payload: []byte("x +1")} }
@@ -109,7 +109,7 @@ func TestReplayOfAnother(t *testing.T) {
 func TestMessagesBeforeTheSubscription(t *testing.T) {
 	frame := func(n events.EngineSeq) Frame { return Frame{Seq: n, Payload: fmt.Appendf(nil, "life1 +%d", n)} }
 	for _, repeats := range []bool{true, false} {
-		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 		m.Recovered(Published{}, 1)
 		m.Connected()
 		wantsReplay(m)

@@ -80,6 +80,9 @@ func (cfg *Config) setDefaults() {
 		cfg.Topics = []string{""}
 	}
 	cfg.Observer = cmp.Or[Observer](cfg.Observer, Unobserved{})
+	if cfg.Decoder == nil { // all frames are read already
+		cfg.Decoder = Whole{}
+	}
 }
 
 // newRunner returns a runner with closed inputs.
@@ -102,7 +105,7 @@ func newRunner(cfg Config) *runner {
 	if cfg.Feed != nil {
 		replay = cfg.Source != nil
 	}
-	r.machine = NewMachine(cfg.Identity, cfg.Limits, replay, observed{r})
+	r.machine = NewMachine(cfg.Identity, cfg.Limits, replay, observed{cfg.Decoder, r})
 	if cfg.Feed != nil && replay {
 		r.machine.UseSnapshots()
 	}
@@ -193,65 +196,34 @@ func (r *runner) keep(ctx context.Context) {
 
 func millis(t time.Time) events.Millis { return events.Millis(t.UnixMilli()) }
 
-// observed is the configured decoder, with the Undecodable hook.
-type observed struct{ *runner }
-
-func (o observed) Decode(payload []byte) (events.Message, error) {
-	msg, err := o.cfg.Decoder.Decode(payload)
-	o.reportFindings(err)
-	return msg, err
+// observed is the configured decoder with reports of findings.
+type observed struct {
+	Decoder
+	r *runner
 }
 
-// Begin decodes all of a message if the configured decoder has no parts.
 func (o observed) Begin(payload []byte) (msg events.Message, more bool, err error) {
-	if d, ok := o.cfg.Decoder.(PartDecoder); ok {
-		msg, more, err = d.Begin(payload)
-	} else {
-		msg, err = o.cfg.Decoder.Decode(payload)
+	msg, more, err = o.Decoder.Begin(payload)
+	if err != nil {
+		o.r.cfg.Observer.Undecodable(o.r.machine.Taken().Seq, err)
 	}
-	o.reportFindings(err)
+	o.reportSkips()
 	return msg, more, err
 }
 
 func (o observed) Continue() (part []events.Event, more bool) {
-	part, more = o.cfg.Decoder.(PartDecoder).Continue() // Begin reported more
-	o.reportFindings(nil)
+	part, more = o.Decoder.Continue()
+	o.reportSkips()
 	return part, more
 }
 
-// reportFindings reports the findings of the decoder.
-func (o observed) reportFindings(err error) {
-	if err != nil {
-		o.cfg.Observer.Undecodable(o.machine.Taken().Seq, err)
-	}
-	if d, ok := o.cfg.Decoder.(interface{ Counts() events.SkipCounts }); ok && o.cfg.Control != nil {
-		if now := d.Counts(); now != o.skips {
-			o.runner.skips = now
-			o.cfg.Control.update(func(h *engineHeard) { h.skips = now })
-		}
+// reportSkips passes the numbers of skipped events to the control server.
+func (o observed) reportSkips() {
+	if now := o.Counts(); now != o.r.skips && o.r.cfg.Control != nil {
+		o.r.skips = now
+		o.r.cfg.Control.update(func(h *engineHeard) { h.skips = now })
 	}
 }
-
-func (o observed) Reset() {
-	if o.cfg.Decoder != nil {
-		o.cfg.Decoder.Reset()
-	}
-}
-
-func (o observed) Cleared() {
-	if c, ok := o.cfg.Decoder.(Clearer); ok {
-		c.Cleared()
-	}
-}
-
-func (o observed) Blank() *events.Decoder {
-	if l, ok := o.cfg.Decoder.(Learner); ok {
-		return l.Blank()
-	}
-	return nil
-}
-
-func (o observed) Adopt(d *events.Decoder) { o.cfg.Decoder.(Learner).Adopt(d) }
 
 // recover reads the last published state of this rank from the log. It retries until ctx ends.
 func (r *runner) recover(ctx context.Context) (Published, error) {

@@ -54,11 +54,8 @@ func (k *keeper) Ask(_ context.Context, from events.EngineSeq) (said Said, err e
 	return said, nil
 }
 
-// keptDecoder reads a keeper's messages.
-type keptDecoder struct{}
-
-func (keptDecoder) Reset() {}
-func (keptDecoder) Decode(payload []byte) (m events.Message, err error) {
+// decodeKept reads a keeper's messages.
+func decodeKept(payload []byte) (m events.Message, err error) {
 	seq := binary.BigEndian.Uint64(payload)
 	m.Events = []events.Event{{Kind: events.Stored, Tier: events.Device, Blocks: []events.BlockHash{events.BlockHash(seq)},
 		Locals: []events.LocalHash{events.LocalHash(seq)}}}
@@ -126,7 +123,7 @@ func TestSource(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Run(t.Context(), Config{Feed: feed, Source: k, Decoder: keptDecoder{}, Log: log,
+		ended <- Run(t.Context(), Config{Feed: feed, Source: k, Decoder: Whole{Decode: decodeKept}, Log: log,
 			Identity: Identity{Model: "m", BlockSize: 16}, RetryMin: time.Millisecond, RetryMax: time.Millisecond})
 	}()
 	log.waitFor(t, 3)

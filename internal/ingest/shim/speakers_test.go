@@ -190,7 +190,7 @@ func TestMuteEndsInSilence(t *testing.T) {
 		in, said, log := &inbox{ready: make(chan struct{})}, &reports{}, &keptLog{changed: make(chan struct{})}
 		ended := make(chan error, 1)
 		go func() {
-			ended <- Run(ctx, Config{Listen: true, Messages: in, Identity: Identity{Model: "m", BlockSize: 16}, Decoder: words{},
+			ended <- Run(ctx, Config{Listen: true, Messages: in, Identity: Identity{Model: "m", BlockSize: 16}, Decoder: Whole{Decode: decodeWords},
 				Log: log, Observer: said})
 		}()
 		peer := &zmtp.Peer{Conn: 1}

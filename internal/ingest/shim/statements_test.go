@@ -29,7 +29,7 @@ type story struct {
 }
 
 func (w *story) start() {
-	w.m = NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{ReplayTries: 1}, w.replay, words{})
+	w.m = NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{ReplayTries: 1}, w.replay, Whole{Decode: decodeWords})
 	w.m.Recovered(w.last, w.now)
 }
 

@@ -18,7 +18,7 @@ func TestUnreadable(t *testing.T) {
 		{true, []string{"cleared", "stored 1", "stored 2", "cleared", "stored 3", "cleared", "stored 4"}},
 		{false, []string{"cleared", "stored 1", "stored 2", "stored 3", "stored 4"}},
 	} {
-		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, words{})
+		m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, false, Whole{Decode: decodeWords})
 		if c.clear {
 			m.ClearUnreadable()
 		}
@@ -61,7 +61,7 @@ func TestUnreadable(t *testing.T) {
 // TestUnreadableAsksForASnapshot skips an unreadable message of an engine with snapshots. The machine requests a
 // snapshot as soon as the engine is quiet.
 func TestUnreadableAsksForASnapshot(t *testing.T) {
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, words{})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{}, true, Whole{Decode: decodeWords})
 	m.UseSnapshots()
 	m.Recovered(Published{}, 100)
 	m.Connected()

@@ -59,18 +59,14 @@ func (m *Machine) abandon() { m.reading, m.releasing, m.adopting = reading{}, ni
 
 // decodeFirst decodes a message, or the first part.
 func (m *Machine) decodeFirst(payload []byte) (part []events.Event, more bool, err error) {
-	if d, ok := m.decode.(PartDecoder); ok {
-		msg, more, err := d.Begin(payload)
-		return msg.Events, more, err
-	}
-	msg, err := m.decode.Decode(payload)
-	return msg.Events, false, err
+	msg, more, err := m.decode.Begin(payload)
+	return msg.Events, more, err
 }
 
 // read queues further parts of the message in hand.
 func (m *Machine) read(may func() bool) {
 	for m.reading.more && may() {
-		m.queuePart(m.decode.(PartDecoder).Continue())
+		m.queuePart(m.decode.Continue())
 	}
 }
 

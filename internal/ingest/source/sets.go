@@ -1,6 +1,9 @@
 package source
 
-import "github.com/kvatlas/kvatlas/pkg/events"
+import (
+	"github.com/kvatlas/kvatlas/internal/ingest/shim"
+	"github.com/kvatlas/kvatlas/pkg/events"
+)
 
 // setDecoder decodes the lines of router events. In Dynamo's events, blocks form a set: a removal ends any number of
 // stores. The log counts copies, so the decoder emits a stored block once, until a removal.
@@ -12,14 +15,17 @@ type heldBlock struct {
 	block events.BlockHash
 }
 
-// Reset empties the set.
-func (d *setDecoder) Reset() { clear(d.held) }
+// newSetDecoder returns the decoder of a rank.
+func newSetDecoder() shim.Whole {
+	d := &setDecoder{}
+	return shim.Whole{Decode: d.decode, Forget: d.forget}
+}
 
-// Cleared empties the set.
-func (d *setDecoder) Cleared() { clear(d.held) }
+// forget empties the set.
+func (d *setDecoder) forget() { clear(d.held) }
 
-// Decode decodes a line, which is empty for a skipped event.
-func (d *setDecoder) Decode(line []byte) (m events.Message, err error) {
+// decode decodes a line, which is empty for a skipped event.
+func (d *setDecoder) decode(line []byte) (m events.Message, err error) {
 	if len(line) == 0 {
 		return m, nil
 	}
@@ -40,7 +46,7 @@ func (d *setDecoder) Decode(line []byte) (m events.Message, err error) {
 				delete(d.held, heldBlock{e.Tier, e.Group, b})
 			}
 		default:
-			d.Reset()
+			d.forget()
 		}
 		m.Events = append(m.Events, e)
 	}

@@ -170,7 +170,7 @@ func (f *Source) servePublisher(ctx context.Context, p dynamo.Publisher) (err er
 		receiving, stop := context.WithCancel(ctx)
 		ctx = receiving
 		go func() {
-			served <- f.serve(f.named(p.Key), p.Card, feed, &setDecoder{}, f.source(&p, log))
+			served <- f.serve(f.named(p.Key), p.Card, feed, newSetDecoder(), f.source(&p, log))
 			stop()
 		}()
 		give := func(frame shim.Frame) { shim.Give(receiving, feed, frame) }

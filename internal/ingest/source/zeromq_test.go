@@ -73,7 +73,7 @@ func TestSetDecoder(t *testing.T) {
 		{line(events.Event{Kind: events.Cleared, Tier: events.AllTiers}), "-[]"},
 		{store(3), "[3] after 0"},
 	} {
-		m, err := d.Decode(c.line)
+		m, err := d.decode(c.line)
 		got := ""
 		for _, e := range m.Events {
 			if got != "" {
@@ -92,7 +92,7 @@ func TestSetDecoder(t *testing.T) {
 			t.Errorf("event %d: %q, want %q, %v", i, got, c.want, err)
 		}
 	}
-	if _, err := d.Decode([]byte("{")); err == nil {
+	if _, err := d.decode([]byte("{")); err == nil {
 		t.Error("an invalid line is decoded")
 	}
 }
@@ -106,7 +106,7 @@ func TestSetDecoderGroups(t *testing.T) {
 	}
 	want := []events.Event{{Kind: events.Cleared, Tier: events.AllTiers, Reason: events.ReasonEngine}, group(1),
 		group(2, 5), group(2, 6), group(3, 5)}
-	m, err := d.Decode(events.AppendRouterEvent(nil, events.RankKey{Instance: "1"}, 1, &want[0], group(1),
+	m, err := d.decode(events.AppendRouterEvent(nil, events.RankKey{Instance: "1"}, 1, &want[0], group(1),
 		group(2, 5, 5, 6), group(3, 5)))
 	if err != nil || !reflect.DeepEqual(m.Events, want) {
 		t.Errorf("%+v, want %+v, %v", m.Events, want, err)
@@ -121,7 +121,7 @@ func TestSetDecoderAfterAGap(t *testing.T) {
 			Blocks: []events.BlockHash{b}, Locals: []events.LocalHash{events.LocalHash(b)}}
 		return events.AppendRouterEvent(nil, events.RankKey{Instance: "1"}, 1, &e)
 	}
-	m := shim.NewMachine(shim.Identity{Model: "m", BlockSize: 16}, shim.Limits{}, false, &setDecoder{})
+	m := shim.NewMachine(shim.Identity{Model: "m", BlockSize: 16}, shim.Limits{}, false, newSetDecoder())
 	m.Recovered(shim.Published{}, 1)
 	for _, f := range []shim.Frame{{Seq: 1, Payload: line(0, 1)}, {Seq: 3, Payload: line(0, 1)},
 		{Seq: 4, Payload: line(1, 2)}} {

@@ -101,7 +101,7 @@ type loading struct {
 	server  *shim.ControlServer
 	log     *shim.StreamLog
 	machine *shim.Machine
-	decoded decoded
+	decoded []events.Event // of the current line
 	next    events.EngineSeq
 }
 
@@ -130,7 +130,7 @@ func (l *loader) publishEvent(ctx context.Context, line events.RouterEvent, text
 	if line.Skipped != "" {
 		l.out.Skipped[line.Skipped]++
 	}
-	r.decoded = decoded{line.Events()}
+	r.decoded = line.Events()
 	r.machine.Live(shim.Frame{Seq: r.next, Payload: text}, 0)
 	r.next++
 	if _, waiting := r.machine.Queued(); waiting >= flushAt {
@@ -155,7 +155,7 @@ func (l *loader) open(ctx context.Context, key events.RankKey) (*loading, error)
 		return nil, err
 	}
 	before.Cursor = events.Cursor{} // the cursor of the earlier shim is useless here
-	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, &r.decoded)
+	r.machine = shim.NewMachine(l.id, shim.Limits{}, false, shim.Whole{Decode: r.decode})
 	r.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
 	err = registry.Claim(ctx, l.ns, key.Instance, l.id.Model)
 	if err != nil && !errors.Is(err, jetstream.ErrDenied) { // a release without claims requires none
@@ -178,11 +178,7 @@ func (r *loading) flush(ctx context.Context) error {
 	}
 }
 
-// decoded returns the events of the current line, which is already decoded.
-type decoded struct{ events []events.Event }
-
-func (d *decoded) Reset() {}
-
-func (d *decoded) Decode([]byte) (events.Message, error) {
-	return events.Message{Events: d.events}, nil
+// decode returns the events of the current line, which is already decoded.
+func (r *loading) decode([]byte) (events.Message, error) {
+	return events.Message{Events: r.decoded}, nil
 }

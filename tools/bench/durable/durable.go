@@ -121,9 +121,7 @@ type worker struct {
 }
 
 // Reset and Decode implement the decoder of the worker's own shim.
-func (w *worker) Reset() {}
-
-func (w *worker) Decode([]byte) (events.Message, error) {
+func (w *worker) decode([]byte) (events.Message, error) {
 	return events.Message{Events: w.said.Cut()}, nil
 }
 
@@ -236,7 +234,7 @@ func (b *bed) open(name string) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.machine = shim.NewMachine(shim.Identity{Model: model, BlockSize: blockSize}, shim.Limits{}, false, w)
+	w.machine = shim.NewMachine(shim.Identity{Model: model, BlockSize: blockSize}, shim.Limits{}, false, shim.Whole{Decode: w.decode})
 	w.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
 	return w, nil
 }
