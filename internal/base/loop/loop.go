@@ -17,10 +17,9 @@ func Wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Backoff is an exponential backoff: the pauses between the attempts of an operation. The first pause is at most Min,
-// and each further one at most twice as long, up to Max. A pause is random between half of this length and all of it,
-// so that many processes do not repeat an attempt at the same moment. Min must be positive, and at most Max. The caller
-// may change Max between pauses.
+// Backoff is an exponential backoff: the pauses between the attempts of an operation. The limit of a pause begins at
+// Min and doubles up to Max. A pause is a random time between half the limit and the limit, so that many processes do
+// not repeat an attempt at the same moment. Min must be positive. The caller may change Max between pauses.
 type Backoff struct {
 	Min, Max time.Duration
 
@@ -40,7 +39,7 @@ func (b *Backoff) Wait(ctx context.Context) bool { return Wait(ctx, b.Next()) }
 // Reset makes the next pause the first one.
 func (b *Backoff) Reset() { b.next = 0 }
 
-// Every calls do at each tick, until the context is done.
+// Every calls do once in every d, which must be positive, until the context ends.
 func Every(ctx context.Context, d time.Duration, do func(now time.Time)) {
 	tick := time.NewTicker(d)
 	defer tick.Stop()

@@ -124,7 +124,8 @@ func (s *Shims) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.ctx = ctx
 	s.mu.Unlock()
-	for retry := (loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}); s.recall(ctx) != nil && retry.Wait(ctx); {
+	retry := newBackoff()
+	for s.recall(ctx) != nil && retry.Wait(ctx) {
 	}
 	<-ctx.Done()
 	s.mu.Lock()
@@ -139,6 +140,11 @@ func (s *Shims) Run(ctx context.Context) {
 		r.cancel()
 		<-r.done
 	}
+}
+
+// newBackoff returns the pauses between attempts to read or write the stored registrations.
+func newBackoff() loop.Backoff {
+	return loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 }
 
 func (s *Shims) recall(ctx context.Context) error {
@@ -320,7 +326,7 @@ func (s *Shims) finish(ctx context.Context, what string, remove func(context.Con
 	done := make(chan error, 1)
 	var last atomic.Pointer[error]
 	go func() {
-		for retry := (loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}); ; {
+		for retry := newBackoff(); ; {
 			err := remove(s.ctx)
 			if err == nil || !retry.Wait(s.ctx) {
 				done <- err

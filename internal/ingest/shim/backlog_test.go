@@ -27,7 +27,8 @@ func TestCatchingUp(t *testing.T) {
 		}
 		m.Flushed()
 	}
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{MessageBytes: 1, FlightMessages: 2}, true, Whole{Decode: decodeWords})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{MessageBytes: 1, FlightMessages: 2}, true,
+		Whole{Decode: decodeWords})
 	m.Recovered(Published{Found: true, Reached: Reached{Incarnation: 7, LastID: 1}}, 100)
 	is(m, true, "before the first message")
 	m.Connected()

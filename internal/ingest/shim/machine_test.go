@@ -505,7 +505,8 @@ func TestAShimThatLackedSomethingIsStartedAgain(t *testing.T) {
 // their bytes on the wire.
 func TestQueuesAreBoundedInMemory(t *testing.T) {
 	const limit = 1 << 20
-	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{QueueBytes: limit, HeldBytes: limit}, true, Whole{Decode: decodeWords})
+	m := NewMachine(Identity{Model: "m", BlockSize: 16}, Limits{QueueBytes: limit, HeldBytes: limit}, true,
+		Whole{Decode: decodeWords})
 	heap := func() int {
 		var s runtime.MemStats
 		runtime.GC()

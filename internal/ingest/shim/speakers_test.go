@@ -190,8 +190,9 @@ func TestMuteEndsInSilence(t *testing.T) {
 		in, said, log := &inbox{ready: make(chan struct{})}, &reports{}, &keptLog{changed: make(chan struct{})}
 		ended := make(chan error, 1)
 		go func() {
-			ended <- Run(ctx, Config{Listen: true, Messages: in, Identity: Identity{Model: "m", BlockSize: 16}, Decoder: Whole{Decode: decodeWords},
-				Log: log, Observer: said})
+			ended <- Run(ctx, Config{Listen: true, Messages: in, Identity: Identity{Model: "m", BlockSize: 16},
+				Decoder: Whole{Decode: decodeWords},
+				Log:     log, Observer: said})
 		}()
 		peer := &zmtp.Peer{Conn: 1}
 		receive := func(m zmtp.Message) {

@@ -234,7 +234,8 @@ func (b *bed) open(name string) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.machine = shim.NewMachine(shim.Identity{Model: model, BlockSize: blockSize}, shim.Limits{}, false, shim.Whole{Decode: w.decode})
+	w.machine = shim.NewMachine(shim.Identity{Model: model, BlockSize: blockSize}, shim.Limits{}, false,
+		shim.Whole{Decode: w.decode})
 	w.machine.Recovered(before, events.Millis(time.Now().UnixMilli()))
 	return w, nil
 }
