@@ -13,6 +13,7 @@ import (
 	"github.com/kvatlas/kvatlas/internal/edge/natsserver"
 	"github.com/kvatlas/kvatlas/internal/fleet/cluster"
 	"github.com/kvatlas/kvatlas/internal/fleet/regions"
+	"github.com/kvatlas/kvatlas/internal/index/node"
 	"github.com/kvatlas/kvatlas/internal/operate/capacity"
 	"github.com/kvatlas/kvatlas/internal/operate/tenants"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
@@ -135,7 +136,7 @@ func clusterRows(s *launch.Process) cli.Flags {
 				"(default: all, or 2 if there are more than three)",
 			cli.NotNegative[int]()).
 			Old("replication"),
-		cli.Var(&s.Drain, "drain-timeout", 20*time.Second,
+		cli.Var(&s.Drain, "drain-timeout", cluster.DefaultDrain,
 			"how long after SIGTERM this node may serve until the cluster has new nodes for all partitions",
 			cli.Positive[time.Duration]()),
 		cli.Var(&s.NATSWait, "nats-wait", 30*time.Second,
@@ -212,7 +213,7 @@ func queryRows(s *launch.Process) cli.Flags {
 		cli.Var(&s.L3Config, "l3-config", "",
 			"JSON file with the shared stores, by model, with precedence over the registrations of workers; "+
 				"see docs/l3.md"),
-		cli.Var(&s.L3.Timeout, "l3-timeout", 20*time.Millisecond,
+		cli.Var(&s.L3.Timeout, "l3-timeout", node.DefaultL3Timeout,
 			"how long an answer waits for the shared store at most",
 			cli.Positive[time.Duration]()),
 		cli.Var(&s.L3.Cache.HitLife, "l3-hit-life", 2*time.Second,

@@ -126,7 +126,7 @@ func workerRows(s *host.Settings) cli.Flags {
 			"the engine's model (required without --engine-http)"),
 		cli.Var(&s.BlockSize, "block-size", 0,
 			"tokens in a block of the engine (required without --engine-http)"),
-		cli.Var(&s.QueueBytes, "queue-bytes", 64<<20,
+		cli.Var(&s.QueueBytes, "queue-bytes", shim.DefaultQueueBytes,
 			"bytes of events waiting for NATS; at the limit the shim stops reading the engine",
 			cli.AtLeast(1<<20, "1 MiB")),
 		cli.Var(&s.ReplayTimeout, "replay-timeout", 2*time.Second,

@@ -94,9 +94,9 @@ type Query struct {
 	// the caller has published. The node waits for these positions until the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
 
-	// DeadlineMS is the longest time in milliseconds to wait for other nodes; 0: the deadline of the request.
-	// Partitions without an answer in time are Missing. In a choice, the deadline applies to the lookup in the index:
-	// ranks without an answer count as holding nothing.
+	// DeadlineMS is the longest time of the query in milliseconds, for all waits: tokens of a text, MinSeq and other
+	// nodes. 0: the deadline of the request. Partitions without an answer in time are Missing. In a choice, the deadline
+	// applies to the lookup in the index: ranks without an answer count as holding nothing.
 	DeadlineMS uint32 `json:"deadline_ms,omitempty" msgpack:"deadline_ms,omitempty"`
 
 	// Explain adds each rank's path along the prompt (Overlap.Path), and all ranks, as Idle does. An explanation is for

@@ -54,7 +54,7 @@ type Handler struct {
 	Registrar Registrar // nil: operations that register and change workers are not served
 	Router    Router    // nil: the operations of routing are not served
 	Funnels   Funnels   // nil: the funnel is not served
-	Insights  Insights  // nil: sessions are not served
+	Insights  Insights  // nil: sessions, tenants, scaling and the order of removal are not served
 	Hots      Hots      // nil: hot prefixes are not served
 
 	// Further serves operations that [Operations] lacks, by name; nil: there are none.
@@ -68,7 +68,7 @@ type Handler struct {
 	// field must be optional. Requests of clients with unknown fields are refused.
 	IgnoreUnknown bool
 
-	// Instance is the worker of the request if the transport names it outside the body; else empty.
+	// Instance is the worker in the path of the request; empty: the body names the worker.
 	Instance events.WorkerID
 }
 
@@ -107,7 +107,8 @@ func (h Handler) ReadQuery(contentType string, body []byte) (*Query, error) {
 	return q, nil
 }
 
-// AnswerQuery is the second half of Handle: it answers a query that ReadQuery has returned at begun or later.
+// AnswerQuery is the second half of Handle: it answers a query of ReadQuery. begun is the start of ReadQuery, for the
+// duration in Observe.
 func (h Handler) AnswerQuery(ctx context.Context, contentType string, q *Query, begun time.Time) ([]byte, *Error) {
 	answer, err := h.find(ctx, q)
 	return h.reply(ops.Find, contentType, answer, err, begun)
@@ -224,7 +225,7 @@ func (h Handler) completeInstance(instance *events.WorkerID) error {
 	return nil
 }
 
-// find answers a query until its own deadline.
+// find answers a query within the query's deadline.
 func (h Handler) find(ctx context.Context, q *Query) (any, error) {
 	ctx, done := q.Bounded(ctx)
 	defer done()

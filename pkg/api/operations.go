@@ -11,7 +11,8 @@ import (
 )
 
 // Operation describes one operation. [Operations] has a row for each operation. The HTTP port, the NATS services and
-// their permissions, [github.com/kvatlas/kvatlas/pkg/client], OpenAPI and the reference are made from these rows.
+// their permissions, OpenAPI and the reference are made from these rows. [github.com/kvatlas/kvatlas/pkg/client] has a
+// method for each row.
 type Operation struct {
 	// Name is also the last token of the operation's NATS subjects.
 	Name string
@@ -59,7 +60,7 @@ type Route struct{ Method, Path string }
 // Access is a set of rights.
 type Access uint8
 
-// The rights.
+// The rights. internal/edge/rights has their names, in the same order.
 const (
 	AccessRead     Access = 1 << iota // query
 	AccessRoute                       // choose workers and book requests

@@ -13,9 +13,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// defaultDeadline applies to a context without a deadline.
-const defaultDeadline = 5 * time.Second
-
 // transport sends the attempts of requests.
 type transport interface {
 	// send sends an attempt. The request receives the outcome. An error is an outcome too.
@@ -82,7 +79,7 @@ func (c *Client) ask(
 	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = time.Now().Add(defaultDeadline)
+		deadline = time.Now().Add(ops.Deadline)
 	}
 	begun := time.Now()
 	try := newRetry(deadline.Sub(begun), &c.o, once)

@@ -100,7 +100,7 @@ func (t Tier) Valid() bool { return t >= Device && t <= External }
 const maxMedium = 32
 
 // tierOfMedium translates an engine's name of a medium. An absent medium is the device. tierOfMedium returns false for
-// a name that no known engine uses.
+// a name that no known engine uses. A name that only SGLang uses is also in ofSGLang.
 func tierOfMedium(medium string) (Tier, bool) {
 	if len(medium) > maxMedium {
 		return 0, false

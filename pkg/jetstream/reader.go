@@ -112,7 +112,7 @@ type ReaderConfig struct {
 	Traced bool // read Message.Trace
 
 	// MaxBytes limits one fetch from the log, together with maxMessages. Defaults: 8 MiB, at least the largest message,
-	// and 2000 messages. A reader holds at most three times as much: the delivery, the next messages, and the messages on
+	// and fetchMessages. A reader holds at most three times as much: the delivery, the next messages, and the messages on
 	// the way.
 	MaxBytes    int
 	maxMessages int
@@ -137,6 +137,12 @@ type Reader struct {
 	end      endProof
 }
 
+// Limits of a fetch from the log.
+const (
+	fetchMessages = 2000
+	fetchBytes    = 8 << 20
+)
+
 // Times of a reader.
 const (
 	readExpiry   = 10 * time.Second // of a pull; pulls are renewed
@@ -153,8 +159,8 @@ func (n *Namespace) StartReader(cfg ReaderConfig) (*Reader, error) {
 		return nil, fmt.Errorf("read partition %d: ReaderConfig.Deliver is nil", cfg.Partition)
 	}
 	cfg.Watch = cmp.Or(cfg.Watch, 3*time.Second)
-	cfg.maxMessages = cmp.Or(cfg.maxMessages, 2000)
-	cfg.MaxBytes = max(cmp.Or(cfg.MaxBytes, 8<<20), int(n.c.nc.MaxPayload())+4096)
+	cfg.maxMessages = cmp.Or(cfg.maxMessages, fetchMessages)
+	cfg.MaxBytes = max(cmp.Or(cfg.MaxBytes, fetchBytes), int(n.c.nc.MaxPayload())+4096)
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Reader{ns: n, cfg: cfg, stream: n.name.Stream(cfg.Partition), cancel: cancel, done: make(chan struct{}),
 		pos: cfg.After}

@@ -42,7 +42,7 @@ type ServiceConfig struct {
 	QueueBytes int // bytes of their bodies; default 64 MiB. Beyond it, the same
 	MaxBody    int // bytes of a request's body; default 900 kB
 
-	Timeout time.Duration // time for a request without a deadline; default 5 s.
+	Timeout time.Duration // time for a request without a deadline; default [ops.Deadline]
 
 	Traced bool // read Request.Trace
 
@@ -156,7 +156,7 @@ func Serve(c *Conn, cfg ServiceConfig) (*Service, error) {
 	cfg.Queue = cmp.Or(cfg.Queue, 64)
 	cfg.QueueBytes = cmp.Or(cfg.QueueBytes, 64<<20)
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, MaxValue)
-	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
+	cfg.Timeout = cmp.Or(cfg.Timeout, ops.Deadline)
 	if cfg.Refuse == nil {
 		cfg.Refuse = func(_ Request, code int, why string) Response { return Response{Code: code, Description: why} }
 	}

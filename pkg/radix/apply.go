@@ -40,7 +40,8 @@ func (x *Index) ApplyPart(id RankID, now events.Millis, evs []events.Event) (c C
 	return c
 }
 
-// trim deletes the oldest tombstones beyond MaxTombstones, and frees their memory.
+// trim deletes the oldest tombstones beyond MaxTombstones, and frees their memory. rememberLost bounds the tombstones
+// within an event that ends a message.
 func (x *Index) trim(r *rank) {
 	if over := r.tombstones.len() - x.cfg.MaxTombstones; over > 0 {
 		x.touchRank(r)

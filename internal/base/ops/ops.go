@@ -1,6 +1,12 @@
 // Package ops has the names of the operations and the outcomes of requests, as in subjects and metrics.
 package ops
 
+import "time"
+
+// Deadline is the time limit of a request that has no deadline of its own, in all transports and clients. Every wait of
+// the request counts: for other nodes, for min_seq, and for tokens of a text.
+const Deadline = 5 * time.Second
+
 // The names of the operations, with the types of request and answer.
 const (
 	Find            = "find"             // Query → Answer

@@ -45,8 +45,9 @@
 //     changes the state at most once in an eighth of the expiry. A stream of any rate therefore sends at most eight
 //     messages within an expiry.
 //   - Every node refuses an id in use. Two nodes may accept the same id if the nodes are disconnected, or receive the
-//     bookings at the same moment. The writer of the request with the greater key ends it half a second after the
-//     arrival of the second booking. Until then, a call with the id may end either request.
+//     bookings at the same moment. The request with the greater key loses. Keys compare by the session of the node,
+//     which is a random number, and not by time. The writer of this request ends it half a second after the arrival of
+//     the second booking. Until then, a call with the id may end either request.
 //   - A node uses an id again only after the end of the earlier request. So if two requests of a node have the same id,
 //     the earlier request has ended.
 //

@@ -27,25 +27,25 @@ type Config struct {
 	// return quickly and must not call the service.
 	Watch func(Model, *Request)
 
-	// Past and Recall are as in [ReplicaConfig]. Tables are locked during the calls.
+	// Past and Recall: see [ReplicaConfig]. Tables are locked during the calls.
 	Past   func(of Model, yield func(*Request) bool)
 	Recall func(Model, *Request)
 
-	Memories []shared.Memory // further data from another node at the start
+	Memories []shared.Memory // further state that a starting node copies from another node
 }
 
-// lag is a call's longest wait for the booking of an unknown id. Another node may have made the booking a moment ago,
-// and the message about it may be late: a busy node or network delays it. An end without a wait would be lost, and the
-// request would count until its expiry.
+// lag is the longest wait of a call for the booking of an unknown id. Another node may have made the booking a moment
+// ago, and the message about it may be late: a busy node or network delays it. An end without a wait would be lost, and
+// the request would count until its expiry.
 const lag = time.Second
 
 // Service keeps the tables of requests under way equal on all nodes. Readers of tables share the lock. Bookings reach
 // remote nodes only while the service runs.
 type Service struct {
 	*shared.Runner[*Replica]
-	watch   atomic.Pointer[chan<- struct{}] // of Watch
+	watch   atomic.Pointer[chan<- struct{}] // the channel set by Watch
 	foreign *foreign
-	started time.Time // the zero time of foreign
+	started time.Time // the origin of the times in foreign
 }
 
 // New returns a service without requests.
@@ -115,8 +115,8 @@ func (s *Service) update(ctx context.Context, model Model, id string, change Upd
 	return s.Change(func(r *Replica, now time.Duration) error { return r.Update(now, model, id, change) })
 }
 
-// awaitBooking waits until arrived returns true, and at most for lag. The error is the context's. A booking that has
-// arrived needs no wait, also after the end of the context.
+// awaitBooking waits until arrived returns true, and at most for lag, without an error then. The end of ctx is an
+// error, unless the booking has arrived.
 func awaitBooking(ctx context.Context, arrived func() bool) error {
 	if arrived() {
 		return nil
@@ -147,7 +147,8 @@ func (s *Service) Models() []Model {
 	return list
 }
 
-// Locate returns the model of an id in use, for callers that name only the request. among selects the models.
+// Locate returns the model of an id in use, for callers that name only the request. among returns true for the
+// models to search.
 func (s *Service) Locate(id string, among func(Model) bool) (Model, bool) {
 	s.Mu.RLock()
 	defer s.Mu.RUnlock()

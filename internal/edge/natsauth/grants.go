@@ -36,7 +36,8 @@ type Grant struct {
 
 	// Requests are subjects on which the user publishes requests to nodes or JetStream. A user outside the nodes'
 	// account imports the subjects as services: the server then replaces the reply subject of a request by a subject of
-	// the server. A new subject also needs an entry in the function exports of accounts.go.
+	// the server. A subject that no pattern in the function exports of accounts.go includes needs an entry
+	// there. One pattern includes all operations.
 	Requests []string
 
 	// Imports are subjects of the nodes' account to which the user subscribes. The user's account imports them as

@@ -43,6 +43,7 @@ const (
 	Anybody Roles = 1 << 7
 )
 
+// names has the name of each role, in the order of the bits of api.Access.
 var names = []string{"read", "route", "register", "operate"}
 
 func (r Roles) String() string {

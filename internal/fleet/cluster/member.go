@@ -37,7 +37,8 @@ type MemberConfig struct {
 	Bucket    *jetstream.Bucket    // bucket of nodes
 	Keeper    Keeper
 
-	// Drain is the maximum time that a leaving member waits until other nodes have the partitions; default 20 s.
+	// Drain is the maximum time that a leaving member waits until other nodes have the partitions; default
+	// [DefaultDrain].
 	Drain time.Duration
 
 	// Dead, if not nil, reports whether the process of another session has certainly ended. It overrides the record.
@@ -93,13 +94,16 @@ func readRecord(e *jetstream.Entry) (r Record, ok bool) {
 	return r, err == nil && key == e.Key
 }
 
+// DefaultDrain is the default of MemberConfig.Drain.
+const DefaultDrain = 20 * time.Second
+
 // Join claims the node's name. If another process has a record with a running heartbeat, the error wraps
 // [ErrNameInUse]. Join takes over a record that does not change for DeadAfter, by compare-and-set; pauses of this
 // process do not count. Later writes of the other process fail, and end it. An unreadable record proves nothing: a live
 // process writes the record again.
 func Join(ctx context.Context, cfg MemberConfig) (*Member, error) {
 	if cfg.Drain <= 0 {
-		cfg.Drain = 20 * time.Second
+		cfg.Drain = DefaultDrain
 	}
 	key, err := jetstream.EscapeToken(cfg.Node)
 	if err != nil {

@@ -47,8 +47,8 @@ type L3Config struct {
 	Cache hicache.CacheConfig
 }
 
-// defaultL3Timeout is the default of L3Config.Timeout.
-const defaultL3Timeout = 20 * time.Millisecond
+// DefaultL3Timeout is the default of L3Config.Timeout.
+const DefaultL3Timeout = 20 * time.Millisecond
 
 const maxStores = 64
 
@@ -122,7 +122,7 @@ func (s *askedStore) status() api.StoreStatus {
 }
 
 func newL3(cfg L3Config) *l3 {
-	cfg.Timeout = cmp.Or(max(cfg.Timeout, 0), defaultL3Timeout)
+	cfg.Timeout = cmp.Or(max(cfg.Timeout, 0), DefaultL3Timeout)
 	if cfg.Registered == nil {
 		cfg.Registered = func(string) *hicache.Sharing { return &hicache.Sharing{} }
 	}

@@ -80,7 +80,7 @@ func (s *Scatter) Forward(ctx context.Context, contentType string, q *api.Query)
 	if all {
 		return nil
 	}
-	left := defaultDeadline
+	left := ops.Deadline
 	if deadline, has := ctx.Deadline(); has {
 		left = time.Until(deadline)
 	}

@@ -299,7 +299,7 @@ func (s *Scatter) lost(wanted []Wanted, missing []events.Partition) bool {
 // once is gather with at most one request for each node and partition.
 func (s *Scatter) once(ctx context.Context, wanted []Wanted, g gathering) (missing []events.Partition, err error) {
 	now := s.now()
-	left := defaultDeadline
+	left := ops.Deadline
 	if deadline, has := ctx.Deadline(); has {
 		left = time.Until(deadline)
 	}

@@ -117,9 +117,6 @@ type Scatter struct {
 	missing []atomic.Int64
 }
 
-// defaultDeadline is the deadline of a query without a deadline.
-const defaultDeadline = 5 * time.Second
-
 // maxReadings bounds the known hashings of models.
 const maxReadings = 1024
 

@@ -23,24 +23,30 @@ type Limits struct {
 	// bytes times events.MaxBlocksPerEvent. Large messages cause fewer waits for the disk. Default 768 KiB.
 	MessageBytes int
 
-	// FlightMessages is the maximum number of messages in a flush: an atomic batch has at most 1,000. Default 32.
+	// FlightMessages is the maximum number of messages in a flight: an atomic batch has at most 1,000. Default 32.
 	FlightMessages int
 
-	// ReplayTries is the number of consecutive replays without new messages before the missing messages count as lost.
-	// Default 3.
+	// ReplayTries is the number of consecutive replays with a hole before the missing messages count as lost, and the
+	// number of requests for an engine's snapshot. A replay that begins after the missing messages is the last one,
+	// because the engine no longer has them. Default 3.
 	ReplayTries int
 
 	// ReplayFailures is the number of consecutive failed replays, with growing pauses, before the missing messages count
-	// as lost. Until then the rank keeps its blocks. Default 8.
+	// as lost: the replay endpoint does not answer, or the answer breaks off. Until then the rank keeps its blocks.
+	// Default 8.
 	ReplayFailures int
 
-	// ReplayPatience is the time after the first of consecutive failures for which live messages wait, in milliseconds.
-	// An earlier failure is not the last. Default 3,000.
+	// ReplayPatience bounds the time of consecutive failed replays, in milliseconds after the first of them. The first
+	// failure after this time is the last, even if there are fewer than ReplayFailures. Live messages wait meanwhile.
+	// Default 3,000.
 	ReplayPatience events.Millis
 }
 
+// DefaultQueueBytes is the default of Limits.QueueBytes.
+const DefaultQueueBytes = 64 << 20
+
 func (l Limits) withDefaults() Limits {
-	l.QueueBytes = cmp.Or(max(l.QueueBytes, 0), 64<<20)
+	l.QueueBytes = cmp.Or(max(l.QueueBytes, 0), DefaultQueueBytes)
 	l.PartBytes = cmp.Or(max(l.PartBytes, 0), 4<<20)
 	l.HeldBytes = cmp.Or(max(l.HeldBytes, 0), 64<<20)
 	l.MessageBytes = cmp.Or(max(l.MessageBytes, 0), 768<<10)
@@ -57,14 +63,14 @@ type Identity struct {
 	BlockSize uint32 // tokens
 }
 
-// Reached is how far a rank's events go.
+// Reached is the position of a rank's last event.
 type Reached struct {
 	Incarnation events.Incarnation
 	LastID      events.EventID
 	Cursor      events.Cursor // the engine's message of the last event
 }
 
-// compare orders two by the last event.
+// compare compares positions by incarnation and event id.
 func (r Reached) compare(o Reached) int {
 	return cmp.Or(cmp.Compare(r.Incarnation, o.Incarnation), cmp.Compare(r.LastID, o.LastID))
 }
@@ -96,7 +102,7 @@ type Frame struct {
 	Seq     events.EngineSeq
 	Payload []byte
 
-	// Read, if not nil, is there instead of a payload: the message was read already.
+	// Read, if not nil, replaces the payload: the message is already decoded.
 	Read *Read
 
 	// Opened marks a new connection of the feed's source. Earlier messages may be missing. Such a Frame is not a message.
@@ -211,9 +217,10 @@ type Counts struct {
 // Machine is the state machine of a rank's shim. It is stepped: it starts no goroutine, does not block and reads no
 // clock. A single goroutine owns it.
 //
-// Inputs are Recovered (once, first), Connected, Gone, Asleep, Live, Replayed, ReplayEnded, ReplayFailed, Snapshot,
-// SnapshotFailed, Learned, Flushed, Delayed, LogLost, Ended, Resync. After every input, the owner calls Advance and
-// executes the result.
+// Inputs of the engine are Connected, Replaced, Gone, Asleep, Live, Foreign, Replayed, ReplayedWhole, ReplayEnded,
+// ReplayFailed, Snapshot, SnapshotFailed and Learned. Inputs of the log are Recovered (once, first), Flushed, Delayed,
+// LogLost, LogUnreadable and Ended. Further inputs are Verify, RetryReplay, TrustReplays and Resync. After every input,
+// the owner calls Advance and executes the result.
 //
 // Invariants:
 //  1. Event ids in the queue are consecutive within an incarnation, and incarnations only grow.
@@ -230,7 +237,7 @@ type Machine struct {
 	decode Decoder
 	replay bool // there is a replay endpoint
 
-	distrusted bool // TrustReplays has set replay aside
+	distrusted bool // the value of replay before TrustReplays(false)
 
 	strict bool // undecodable messages count as missing
 
@@ -238,10 +245,9 @@ type Machine struct {
 
 	incarnation events.Incarnation
 	nextID      events.EventID
-	// the last completely processed engine message; Partial is the published part of the next
-	taken events.Cursor
-	basis basis     // source of the cursor
-	acked Published // the last confirmed message in the log
+	taken       events.Cursor // the last completely processed engine message; Partial: the published part of the next
+	basis       basis         // source of the cursor
+	acked       Published     // the last confirmed message in the log
 
 	queue        []batch
 	queuedBytes  int
@@ -278,7 +284,7 @@ type phase interface{ acceptsLive() bool }
 type (
 	recovering struct{} // waits for the state of the log
 	live       struct{} // processes live messages
-	departed   struct{} // the engine is gone: no requests, and the next connection is a new engine
+	departed   struct{} // the engine is gone; the next connection belongs to a new engine
 )
 
 func (recovering) acceptsLive() bool { return false }
@@ -333,13 +339,13 @@ func NewMachine(id Identity, limits Limits, replay bool, decode Decoder) *Machin
 // Counts returns the counters.
 func (m *Machine) Counts() Counts { return m.counts }
 
-// Incarnation returns the current incarnation of published events.
+// Incarnation returns the incarnation of the next queued event.
 func (m *Machine) Incarnation() events.Incarnation { return m.incarnation }
 
 // Taken returns the last completely processed engine message.
 func (m *Machine) Taken() events.Cursor { return m.taken }
 
-// Acked returns the confirmed state of the log, without Seq.
+// Acked returns the confirmed state of the log. Seq is set until the first flight is confirmed.
 func (m *Machine) Acked() Published { return m.acked }
 
 // Queued returns the number and approximate bytes of events that wait for the log or are in flight.
@@ -348,8 +354,8 @@ func (m *Machine) Queued() (entries, bytes int) { return m.queuedEvents, m.queue
 // Full reports whether the owner should stop reading from the engine.
 func (m *Machine) Full() bool { return m.queuedBytes >= m.limits.QueueBytes || m.Busy() }
 
-// Recovered passes the state of the log. Blocks of another model or size begin a new incarnation. A new incarnation
-// gets the number now.
+// Recovered passes the state of the log. A new incarnation begins if the state is missing, closed or unreadable, if its
+// cursor is unknown, or if it has blocks of another model or size. now is the least number of a new incarnation.
 func (m *Machine) Recovered(p Published, now events.Millis) {
 	if _, ok := m.phase.(recovering); !ok {
 		return
@@ -417,8 +423,8 @@ func (m *Machine) Verify() {
 // Foreign counts a message of another rank's engine.
 func (m *Machine) Foreign() { m.counts.Foreign++ }
 
-// Replaced begins a new incarnation, because another engine, or no engine, is followed from now on. Running
-// conversations with the earlier engine are dropped.
+// Replaced begins a new incarnation after the shim has lost or changed its engine. It drops running replays and
+// snapshots of the earlier engine.
 func (m *Machine) Replaced(now events.Millis) {
 	switch m.phase.(type) {
 	case recovering, departed:
@@ -459,8 +465,8 @@ func (m *Machine) Live(f Frame, now events.Millis) {
 	}
 }
 
-// processLive processes a live message if the message is next, and otherwise handles the gap. With inVain, a gap is a
-// loss.
+// processLive processes a live message if the message is next, and otherwise handles the gap. inVain means that no
+// replay can fill a gap, so the missing messages are lost.
 func (m *Machine) processLive(f Frame, now events.Millis, inVain bool) {
 	switch {
 	case !m.taken.Known && f.Seq > f.first() && m.replay && !inVain: // published after the empty replay
@@ -517,7 +523,7 @@ func (m *Machine) process(f Frame) {
 		m.queuePart(f.Read.Events, false)
 	} else if part, more, err := m.decodeFirst(f.Payload); err != nil {
 		m.reading = reading{}
-		m.unread()
+		m.rejectMessage()
 	} else {
 		m.queuePart(part, more)
 	}
@@ -527,9 +533,9 @@ func (m *Machine) process(f Frame) {
 // ClearUnreadable makes undecodable messages count as missing. Call it before Recovered.
 func (m *Machine) ClearUnreadable() { m.strict = true }
 
-// unread counts an undecodable last message. In strict mode it clears the rank, because the message may have contained
-// removals. A replay would not help, because the engine repeats the same bytes.
-func (m *Machine) unread() {
+// rejectMessage counts an undecodable last message. In strict mode it clears the rank, because the message may have
+// contained removals. A replay would not help, because the engine repeats the same bytes.
+func (m *Machine) rejectMessage() {
 	m.counts.Undecodable++
 	m.offers.lost()
 	if !m.strict || m.emptied {

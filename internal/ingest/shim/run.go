@@ -27,7 +27,7 @@ type runner struct {
 	messages Receiver     // the engine's live socket; nil: there is a feed, or the messages have ended
 	feed     <-chan Frame // nil: there is a socket, or the feed has ended
 	flushes  chan flushed
-	replay   replay // the one that runs, if one does
+	replay   replay // the running replay, if any
 	snapshot conversation[snapshotted]
 	lesson   conversation[*knowledge]
 	retry    *time.Timer
@@ -35,11 +35,11 @@ type runner struct {
 	watching watching
 	stopping stopping
 
-	lost     chan struct{}  // the lease may have expired
-	kept     chan error     // the lease cannot be held
-	requests <-chan request // of the control server; nil: there is none
+	lost       chan struct{}  // the lease may have expired
+	keepFailed chan error     // the lease cannot be held
+	requests   <-chan request // of the control server; nil: there is none
 
-	look    bool // look into the log as soon as nothing is in the air
+	look    bool // read the log as soon as no flight is under way
 	looking bool
 	resyncs resyncs
 	span    span
@@ -54,7 +54,7 @@ type flushed struct {
 	outcome outcome
 	last    events.StreamSeq // of the rank's messages in the log
 	present Published        // the content of the log, unless the flight is stored
-	err     error            // the shim cannot go on
+	err     error            // the error that ends Run
 }
 
 type outcome uint8
@@ -85,17 +85,17 @@ func (cfg *Config) setDefaults() {
 	}
 }
 
-// newRunner returns a runner with closed inputs.
+// newRunner returns a runner without an input; see open.
 func newRunner(cfg Config) *runner {
 	r := &runner{
-		cfg:      cfg,
-		flushes:  make(chan flushed, 1),
-		retry:    time.NewTimer(time.Hour),
-		check:    time.NewTimer(cfg.IdleCheck),
-		lost:     make(chan struct{}, 1),
-		kept:     make(chan error, 1),
-		watching: newWatching(&cfg, time.Now()),
-		stopping: stopping{requested: cfg.Stop, served: make(chan bool)},
+		cfg:        cfg,
+		flushes:    make(chan flushed, 1),
+		retry:      time.NewTimer(time.Hour),
+		check:      time.NewTimer(cfg.IdleCheck),
+		lost:       make(chan struct{}, 1),
+		keepFailed: make(chan error, 1),
+		watching:   newWatching(&cfg, time.Now()),
+		stopping:   stopping{requested: cfg.Stop, served: make(chan bool)},
 	}
 	r.retry.Stop()
 	if cfg.Control != nil {
@@ -145,8 +145,8 @@ func (r *runner) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// Run shims one rank until ctx ends or the shim cannot go on. At the end of ctx it returns nil. Otherwise the error is
-// ErrFenced, or the error of an invalid endpoint.
+// Run is the shim of one rank. It returns nil after the end of ctx or of the engine's messages. Other ends have an
+// error: ErrFenced, ErrUnusable, the error of an invalid endpoint, or the error of Keep.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.setDefaults()
 	cfg.Control.begin(&cfg)
@@ -185,18 +185,19 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
+// keep holds the rank's lease.
 func (r *runner) keep(ctx context.Context) {
 	err := r.cfg.Keep(ctx, func() {
 		loop.Wake(r.lost)
 	})
 	if err != nil {
-		r.kept <- err
+		r.keepFailed <- err
 	}
 }
 
 func millis(t time.Time) events.Millis { return events.Millis(t.UnixMilli()) }
 
-// observed is the configured decoder with reports of findings.
+// observed wraps the decoder, and reports errors and skipped events.
 type observed struct {
 	Decoder
 	r *runner
@@ -273,7 +274,7 @@ func (r *runner) receive() {
 	}
 }
 
-// fed handles the next frame of the feed, or its end.
+// fed handles the next frame of the feed, or the end of the feed.
 func (r *runner) fed(f Frame, ok bool) {
 	if f.received != nil {
 		close(f.received)
@@ -297,7 +298,7 @@ func (r *runner) feedOpened() {
 	r.check.Reset(min(r.cfg.IdleCheck, time.Second))
 }
 
-// loop runs the machine until ctx ends, the shim cannot go on, or the log has all of an engine that has ended.
+// loop runs the machine until ctx ends, an error ends the shim, or the last event of an ended engine is in the log.
 func (r *runner) loop(ctx context.Context) error {
 	for {
 		if err := r.begin(ctx); err != nil {
@@ -362,7 +363,7 @@ func (r *runner) inputs() (in inputs) {
 	return in
 }
 
-// wait waits for the next input, result, time or request, and handles it. ended means that ctx has ended.
+// wait waits for the next input, result, time or request, and handles it. ended means that ctx or the lease has ended.
 func (r *runner) wait(ctx context.Context) (ended bool, err error) {
 	in := r.inputs()
 	select {
@@ -409,7 +410,7 @@ func (r *runner) wait(ctx context.Context) (ended bool, err error) {
 		r.reportServed(refuses)
 	case <-r.lost:
 		r.look = true
-	case err := <-r.kept:
+	case err := <-r.keepFailed:
 		return true, err
 	case a := <-r.requests:
 		r.requested(a)
@@ -417,7 +418,7 @@ func (r *runner) wait(ctx context.Context) (ended bool, err error) {
 	return false, nil
 }
 
-// delayed tells the machine that a flight is late.
+// delayed reports a late flight to the machine.
 func (r *runner) delayed() {
 	if r.machine.InFlight() {
 		r.machine.Delayed()
@@ -504,13 +505,14 @@ func (r *runner) traced(span tracing.Span, flight [][]byte, last events.StreamSe
 	span.End()
 }
 
-// lookIntoLog finds out whether the incarnation was closed.
+// lookIntoLog reads the log, because another process may have closed the incarnation.
 func (r *runner) lookIntoLog(ctx context.Context) {
 	f := flushed{outcome: logRead}
 	f.present, f.err = r.recover(ctx)
 	r.giveFlushed(ctx, f)
 }
 
+// giveFlushed passes the result of a flight or of a read of the log to the loop.
 func (r *runner) giveFlushed(ctx context.Context, f flushed) {
 	if f.outcome != flightStored {
 		f.last = f.present.Seq
@@ -521,6 +523,7 @@ func (r *runner) giveFlushed(ctx context.Context, f flushed) {
 	}
 }
 
+// landed handles the result of a flight or of a read of the log.
 func (r *runner) landed(f flushed) error {
 	r.looking = r.looking && f.outcome != logRead
 	if f.err != nil {

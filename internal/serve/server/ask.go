@@ -8,7 +8,8 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/api"
 )
 
-// oneNode answers from the data of a single node: [local] for this node, and [peer] for another node.
+// oneNode answers from the data of a single node: [local] for this node, and [peer] for another node. Its methods
+// return parts, which the caller merges.
 type oneNode interface {
 	Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, error)
 	Snapshot(ctx context.Context) (*api.SnapshotList, error)
@@ -39,26 +40,28 @@ func onNode[T any](s *Server, name string, ask func(oneNode) (T, error)) (answer
 	return ask(peer{peerapi.Client{Client: other}})
 }
 
-// reply is the answer of a node to a request that several nodes get.
+// reply is one node's answer.
 type reply[T any] struct {
 	node   string
 	answer T
 }
 
-// fromNodes asks nodes concurrently, and waits for at most s.patience. See [partly] for the results.
+// fromNodes sends a request to nodes concurrently, and waits for at most s.patience. See [collectPartial] for the
+// results.
 func fromNodes[T any](ctx context.Context, s *Server, names []string,
 	ask func(ctx context.Context, n oneNode, name string) (T, error)) (replies []reply[T], missing []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.patience(ctx))
 	defer cancel()
-	return partly(names, func(name string) (T, error) {
+	return collectPartial(names, func(name string) (T, error) {
 		return onNode(s, name, func(n oneNode) (T, error) { return ask(ctx, n, name) })
 	})
 }
 
-// partly calls ask for all nodes concurrently. It returns the replies, and the nodes without an answer, which the whole
-// answer lists as missing, both in the order of names. Different block sizes are the only error of the whole answer:
-// they make the request ambiguous for all nodes.
-func partly[T any](names []string, ask func(name string) (T, error)) (replies []reply[T], missing []string, err error) {
+// collectPartial calls ask for all nodes concurrently. It returns the replies, and the nodes without a reply, both in
+// the order of names. It returns an error only for different block sizes, because the request is then ambiguous on all
+// nodes.
+func collectPartial[T any](names []string, ask func(name string) (T, error)) (
+	replies []reply[T], missing []string, err error) {
 	answers, failed := onAll(names, ask)
 	for i, name := range names {
 		if failed[i] == nil {
@@ -73,9 +76,9 @@ func partly[T any](names []string, ask func(name string) (T, error)) (replies []
 	return replies, missing, nil
 }
 
-// wholly calls ask for all nodes concurrently. The failure of a node is an error with the name of the node and the text
-// what.
-func wholly[T any](names []string, what string, ask func(name string) (T, error)) (replies []reply[T], err error) {
+// collectAll calls ask for all nodes concurrently. The failure of a node is an error with the name of the node,
+// followed by what.
+func collectAll[T any](names []string, what string, ask func(name string) (T, error)) (replies []reply[T], err error) {
 	answers, failed := onAll(names, ask)
 	for i, name := range names {
 		if failed[i] != nil {

@@ -18,31 +18,32 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// TestPartly: nodes without an answer are missing, in order. Different block sizes are an error of the whole, even
-// beside other failures.
-func TestPartly(t *testing.T) {
+// TestCollectPartial: nodes without an answer are missing, in order. Different block sizes are an error of the whole,
+// even beside other failures.
+func TestCollectPartial(t *testing.T) {
 	fail := map[string]error{"b": errors.New("away"), "d": api.Errorf(api.CodeNotReady, "not yet")}
 	ask := func(name string) (string, error) { return strings.ToUpper(name), fail[name] }
-	replies, missing, err := partly([]string{"a", "b", "c", "d"}, ask)
+	replies, missing, err := collectPartial([]string{"a", "b", "c", "d"}, ask)
 	if got := fmt.Sprint(replies, missing, err); got != "[{a A} {c C}] [b d] <nil>" {
 		t.Error(got)
 	}
 	fail["c"] = api.Errorf(api.CodeBlockSizeMismatch, "16 and 32")
-	replies, missing, err = partly([]string{"a", "b", "c", "d"}, ask)
+	replies, missing, err = collectPartial([]string{"a", "b", "c", "d"}, ask)
 	if replies != nil || missing != nil || !api.HasCode(err, api.CodeBlockSizeMismatch) {
 		t.Error(replies, missing, err)
 	}
 }
 
-// TestWholly: the failure of a node is the error, with the name of the first failed node and the code.
-func TestWholly(t *testing.T) {
+// TestCollectAll: the failure of a node is the error, with the name of the first failed node and the code.
+func TestCollectAll(t *testing.T) {
 	fail := map[string]error{}
 	ask := func(name string) (int, error) { return len(name), fail[name] }
-	if replies, err := wholly([]string{"a", "bb"}, " fails", ask); err != nil || fmt.Sprint(replies) != "[{a 1} {bb 2}]" {
+	replies, err := collectAll([]string{"a", "bb"}, " fails", ask)
+	if err != nil || fmt.Sprint(replies) != "[{a 1} {bb 2}]" {
 		t.Error(replies, err)
 	}
 	fail["bb"], fail["c"] = api.Errorf(api.CodeNotReady, "not yet"), errors.New("away")
-	replies, err := wholly([]string{"a", "bb", "c"}, " fails", ask)
+	replies, err = collectAll([]string{"a", "bb", "c"}, " fails", ask)
 	if replies != nil || !api.HasCode(err, api.CodeNotReady) || !strings.Contains(err.Error(), "node bb fails: not yet") {
 		t.Error(replies, err)
 	}

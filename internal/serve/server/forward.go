@@ -18,12 +18,12 @@ import (
 // The last part of a node's subjects for forwarded queries.
 const (
 	opForward  = "forward"  // a query to the finishing node; the reply goes to the client
-	opFinished = "finished" // reports, to the origin
-	opDeliver  = "deliver"  // an undeliverable answer from the finisher to the origin
-	opUnheard  = "unheard"  // of the finisher: reports of the server about answers without a receiver
+	opFinished = "finished" // reports from the finishing node to the origin
+	opDeliver  = "deliver"  // an answer that the origin delivers, because the finishing node cannot reach the client
+	opUnheard  = "unheard"  // reports of the NATS server to the finishing node about answers without a receiver
 )
 
-// findOverNATS answers queries, or forwards queries to other nodes.
+// findOverNATS returns the handler of queries, which answers queries or forwards them to other nodes.
 func (v *service) findOverNATS(handler api.Handler) jetstream.Handler {
 	s, here := v.s, overNATS(handler, ops.Find)
 	return func(ctx context.Context, r jetstream.Request) jetstream.Response {
@@ -66,14 +66,15 @@ func (v *service) findOverNATS(handler api.Handler) jetstream.Handler {
 	}
 }
 
-// answerQuery answers a query of begun, without another node's help to finish it.
+// answerQuery answers a query on this node. begun is the time of its arrival.
 func answerQuery(ctx context.Context, handler api.Handler, contentType string, q *api.Query,
 	begun time.Time) jetstream.Response {
 	reply, failure := handler.AnswerQuery(ctx, contentType, q, begun)
 	return natsReply(contentType, reply, failure)
 }
 
-// mayForward reports whether another node may finish a query. A query that needs more than the index is answered here.
+// mayForward reports whether another node may finish a query. This node answers queries that need a shared store or
+// guesses.
 func (s *Server) mayForward(q *api.Query) bool {
 	return s.admit() == nil && !s.guesses.Any(q.Model) && (q.L3 == api.L3Off || !s.node.SharesStore(q.Model))
 }
@@ -210,7 +211,7 @@ func tiers(o *api.Overlap) funnel.Tiers {
 }
 
 // unheard keeps the last answers to forwarded queries while the NATS server may still report a missing receiver. The
-// client's server may not, or not yet, be connected to this node's server, but to the origin's.
+// client's NATS server may have no connection to this node's server. The origin's server has one.
 type unheard struct {
 	subject string // ends in '.', and is followed by the answer's number
 
@@ -240,7 +241,7 @@ func (u *unheard) keep(f *scatter.Forwarded, reply string, body []byte) (subject
 	return u.subject + strconv.FormatUint(u.last, 36)
 }
 
-// remove returns the answer without a receiver; kept is false after the answer was replaced.
+// remove removes and returns an answer. kept is false if a later answer has replaced it.
 func (u *unheard) remove(subject string) (a undelivered, kept bool) {
 	n, err := strconv.ParseUint(strings.TrimPrefix(subject, u.subject), 36, 64)
 	if err != nil {

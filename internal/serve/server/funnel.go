@@ -34,7 +34,7 @@ func (s *Server) newFunnel() *funnel.Tracker {
 func (s *Server) blockHistories(ctx context.Context, q *peerapi.BlockHistoryRequest) (list []*peerapi.BlockHistory,
 	unheard int) {
 	names := s.otherNodes()
-	replies, missing, err := partly(names, func(name string) (*peerapi.BlockHistory, error) {
+	replies, missing, err := collectPartial(names, func(name string) (*peerapi.BlockHistory, error) {
 		return onNode(s, name, func(n oneNode) (*peerapi.BlockHistory, error) { return n.BlockHistory(ctx, q) })
 	})
 	if err != nil {

@@ -26,9 +26,6 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// usualDeadline is the time limit of a request over HTTP, unless the request names an earlier deadline.
-const usualDeadline = 5 * time.Second
-
 // route is a method and path of an operation with the access rule.
 type route struct {
 	api.Route
@@ -63,7 +60,7 @@ var routes = func() (list []route) {
 // and the paths of [compat] and [page].
 func (s *Server) paths() *web.Mux {
 	mux := web.NewMux()
-	s.register(mux, &httpFront{requests: s.requests(), ended: s.endedHTTP, tenants: s.tenants, deadline: usualDeadline})
+	s.register(mux, &httpFront{requests: s.requests(), ended: s.endedHTTP, tenants: s.tenants, deadline: ops.Deadline})
 	page.Register(mux)
 	return mux
 }

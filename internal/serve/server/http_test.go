@@ -159,7 +159,7 @@ func TestStalledBody(t *testing.T) {
 // front returns the operations over HTTP, as an indexer serves them.
 func front(x api.Indexer, ended func(op, outcome string)) *web.Mux {
 	mux := web.NewMux()
-	(&httpFront{requests: api.Handler{Indexer: x}, ended: ended, deadline: usualDeadline}).register(mux)
+	(&httpFront{requests: api.Handler{Indexer: x}, ended: ended, deadline: ops.Deadline}).register(mux)
 	return mux
 }
 

@@ -9,7 +9,9 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// local answers the requests of other nodes on the subjects of this node. It answers only from the data of this node.
+// local answers the requests of other nodes on the subjects of this node, from the data of this node. The methods
+// Capacity, Sessions, RemovalOrder, HotPrefixes and Tenants serve clients that send a request to a named node: they
+// answer for all nodes.
 type local struct{ s *Server }
 
 // Find answers a query from this node's index.
@@ -51,7 +53,7 @@ func (l local) Verify(ctx context.Context, at []api.PartitionSeq) (*api.Status, 
 	return l.s.node.Verify(ctx, at)
 }
 
-// Snapshot writes the snapshots that this node has to write.
+// Snapshot writes the due snapshots of this node.
 func (l local) Snapshot(ctx context.Context) (*api.SnapshotList, error) {
 	return l.s.node.Snapshot(ctx)
 }
@@ -97,12 +99,12 @@ func (l local) Report(ctx context.Context, r *api.Report) error {
 	return err
 }
 
-// BlockHistory returns what this node has recorded of blocks.
+// BlockHistory returns this node's records of blocks.
 func (l local) BlockHistory(ctx context.Context, q *peerapi.BlockHistoryRequest) (*peerapi.BlockHistory, error) {
 	return l.s.BlockHistory(ctx, q)
 }
 
-// Capacity returns the hit rates from all nodes' samples. Nodes send no such requests to each other.
+// Capacity returns the hit rates from all nodes' samples.
 func (l local) Capacity(ctx context.Context, r *api.CapacityRequest) (*api.Capacity, error) {
 	return l.s.Capacity(ctx, r)
 }
@@ -114,7 +116,7 @@ func (l local) CapacitySamples(
 	return l.s.CapacitySamples(ctx, r)
 }
 
-// Sessions lists the sessions of all nodes, which this node has.
+// Sessions lists all sessions; every node has them.
 func (l local) Sessions(ctx context.Context, q *api.SessionsRequest) (*api.SessionList, error) {
 	return l.s.Sessions(ctx, q)
 }
@@ -129,7 +131,7 @@ func (l local) SessionBlocks(ctx context.Context, q *peerapi.SessionBlocksReques
 	return l.s.SessionBlocks(ctx, q)
 }
 
-// RemovalOrder returns the order of removal of all nodes.
+// RemovalOrder returns the order in which to remove workers.
 func (l local) RemovalOrder(ctx context.Context, q *api.RemovalRequest) (*api.RemovalOrder, error) {
 	return l.s.RemovalOrder(ctx, q)
 }
@@ -139,17 +141,17 @@ func (l local) HotPrefixes(ctx context.Context, r *api.HotRequest) (*api.HotList
 	return l.s.HotPrefixes(ctx, r)
 }
 
-// HotPart returns the counts of this node.
+// HotPart returns this node's counts of hot prefixes.
 func (l local) HotPart(ctx context.Context, r *api.HotRequest) (*peerapi.HotPart, error) {
 	return l.s.HotPart(ctx, r)
 }
 
-// Warm copies a prefix whose tokens this node has.
+// Warm copies a prefix; this node has the tokens.
 func (l local) Warm(ctx context.Context, r *api.WarmRequest) (*api.PrefixCopy, error) {
 	return l.s.warmOwn(ctx, r)
 }
 
-// Copied records the copy of another node.
+// Copied records a copy that another node has made.
 func (l local) Copied(ctx context.Context, r *peerapi.CopyNote) error { return l.s.Copied(ctx, r) }
 
 // RemovalPart returns this node's part of the order of removal.
@@ -157,12 +159,12 @@ func (l local) RemovalPart(ctx context.Context, q *api.RemovalRequest) (*peerapi
 	return l.s.RemovalPart(ctx, q)
 }
 
-// Tenants returns the tenants of all nodes. Nodes send no such requests to each other.
+// Tenants returns the tenants of all nodes.
 func (l local) Tenants(ctx context.Context, q *api.TenantsRequest) (*api.TenantList, error) {
 	return l.s.Tenants(ctx, q)
 }
 
-// TenantsPart returns this node's part of the tokens and held blocks of tenants.
+// TenantsPart returns the tokens and held blocks of tenants on this node.
 func (l local) TenantsPart(ctx context.Context, q *peerapi.TenantsPartRequest) (*peerapi.TenantsPart, error) {
 	return l.s.TenantsPart(ctx, q)
 }

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/internal/edge/web"
 	"github.com/kvatlas/kvatlas/internal/faces/compat"
@@ -217,7 +218,7 @@ func document(t *testing.T) object {
 				"description": "where the indexer runs with --http-token-file"}},
 			"parameters": object{
 				"Deadline": object{"name": rpc.HeaderDeadline, "in": "header", "description": "how many milliseconds the " +
-					"answer may take; default and most " + fmt.Sprint(usualDeadline.Milliseconds()),
+					"answer may take; default and most " + fmt.Sprint(ops.Deadline.Milliseconds()),
 					"schema": object{"type": "integer", "minimum": 1}},
 				"Instance": object{"name": "instance", "in": "path", "required": true, "description": "the worker",
 					"schema": object{"type": "string", "minLength": 1}},

@@ -168,7 +168,7 @@ func (g *gathering) gather() error {
 	}
 	for range prefixRounds {
 		share, names := g.shares()
-		replies, missing, err := partly(names, func(name string) (*api.PrefixTree, error) {
+		replies, missing, err := collectPartial(names, func(name string) (*api.PrefixTree, error) {
 			a, err := g.ask(name, share[name])
 			if err == nil && !a.Complete && len(a.Missing) == 0 {
 				err = api.Errorf(api.CodeUnavailable, "node %s is of a version that does not divide its tree", name)

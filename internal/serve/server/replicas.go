@@ -27,7 +27,7 @@ func snapshotAll(ctx context.Context, partitions uint32, nodes func() []string,
 				return nil, ctx.Err()
 			}
 		}
-		lists, err := wholly(nodes(), "", func(node string) (*api.SnapshotList, error) { return write(ctx, node) })
+		lists, err := collectAll(nodes(), "", func(node string) (*api.SnapshotList, error) { return write(ctx, node) })
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +64,7 @@ func verifyReplicas(ctx context.Context, nodes []string, ask func(ctx context.Co
 	open := map[events.Partition]bool{} // seen but incomplete partitions
 	var at []api.PartitionSeq
 	for round := range verifyRounds {
-		answers, err := wholly(nodes, " cannot be compared",
+		answers, err := collectAll(nodes, " cannot be compared",
 			func(node string) (*api.Status, error) { return ask(ctx, node, at) })
 		if err != nil {
 			return nil, err
