@@ -55,12 +55,22 @@ func (r *runner) requested(a request) {
 	}
 }
 
-// resyncIfLost begins a new incarnation for a waiting request after a loss of the log, unless the log has, or will
-// have, all of the present incarnation.
-func (r *runner) resyncIfLost(present Published) {
+// answerWaiting replies to the waiting request with the current incarnation. present is the content of the log, read
+// after the request.
+func (r *runner) answerWaiting(present Published) {
 	if r.resyncs.waiting == nil {
 		return
 	}
+	if present.Unreadable == nil && !present.Shutdown { // otherwise a new incarnation has begun already
+		r.resyncIfLost(present)
+	}
+	r.resyncs.reply(*r.resyncs.waiting, r.machine.Incarnation())
+	r.resyncs.waiting = nil
+}
+
+// resyncIfLost begins a new incarnation after a loss of the log, unless the log has, or will have, all of the present
+// incarnation.
+func (r *runner) resyncIfLost(present Published) {
 	acked := r.machine.Acked()
 	switch {
 	case acked.Incarnation != r.machine.Incarnation(): // none of the incarnation is published yet
@@ -68,13 +78,5 @@ func (r *runner) resyncIfLost(present Published) {
 		r.logLost(present)
 	case r.span.first == 0 || present.LogFirst == 0 || present.LogFirst > r.span.first:
 		r.machine.Resync(millis(time.Now()))
-	}
-}
-
-// answerWaiting replies to the waiting request with the current incarnation.
-func (r *runner) answerWaiting() {
-	if r.resyncs.waiting != nil {
-		r.resyncs.reply(*r.resyncs.waiting, r.machine.Incarnation())
-		r.resyncs.waiting = nil
 	}
 }

@@ -39,7 +39,7 @@ type runner struct {
 	keepFailed chan error     // the lease cannot be held
 	requests   <-chan request // of the control server; nil: there is none
 
-	look    bool // read the log as soon as no flight is under way
+	look    bool // read the log as soon as no flight and no other read is under way
 	looking bool
 	resyncs resyncs
 	span    span
@@ -540,11 +540,9 @@ func (r *runner) landed(f flushed) error {
 		r.logUnreadable(f.present)
 	case f.present.Shutdown:
 		r.machine.Ended(f.present, millis(time.Now()))
-	case f.outcome == logRead:
-		r.resyncIfLost(f.present)
 	}
-	if f.outcome == logRead {
-		r.answerWaiting()
+	if f.outcome == logRead && !r.look { // a later request needs a later read
+		r.answerWaiting(f.present)
 	}
 	return nil
 }

@@ -50,13 +50,13 @@ type Config struct {
 	Replay string // the engine's replay endpoint; empty without replays
 	Topics []string
 
-	// Messages, if not nil, is where the engine's messages come from in place of a socket of its own: they are one
-	// engine's part of a socket at which several engines publish. Engine then only names the socket. After TryRecv's
-	// error, when all that came is in the log, Run returns nil.
+	// Messages, if not nil, replaces the shim's own socket. It has the messages of one engine, from a socket at which
+	// several engines publish. Engine then only names the socket. Run returns nil after the error of TryRecv, when all
+	// received events are in the log.
 	Messages Receiver
 
-	// Feed, if not nil, is where the engine's messages come from instead: the five fields above are not used, nor is
-	// Decoder for those that were read already. When it is closed and all of it is in the log, Run returns nil.
+	// Feed, if not nil, has the engine's messages. The five fields above are then unused, and so is Decoder for frames
+	// that are already decoded. Run returns nil after the close of Feed, when all received events are in the log.
 	Feed <-chan Frame
 
 	// Source, if not nil, supplies missed messages of a feed.
