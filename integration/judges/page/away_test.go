@@ -25,7 +25,7 @@ func TestFrozen(t *testing.T) {
 	b.await(live)
 	b.await("document.getElementById('icicle').dataset.runs === '1'")
 	signal(t, x.Process, syscall.SIGSTOP)
-	b.await(`/^Not live since \d\d:\d\d:\d\d: The indexer has said nothing for \d+ seconds/.test(
+	b.await(`/^Not live since \d\d:\d\d:\d\d: The indexer has sent nothing for \d+ seconds/.test(
 		document.getElementById('alert').checkVisibility() && document.getElementById('alert').textContent)`)
 	if chip := get[string](b, "document.getElementById('live').textContent"); chip != "not live" {
 		t.Errorf("the top of the page has %q", chip)

@@ -172,7 +172,7 @@ func TestExpired(t *testing.T) {
 			if err := harness.HTTPDo(w.nodes[0], "DELETE", "/v1/workers/a-gone", nil, &api.Worker{}); err != nil {
 				t.Fatal(err)
 			}
-			b.await("document.body.innerText.includes('No worker is like that')")
+			b.await("document.body.innerText.includes('No worker matches the filter')")
 		}
 	}
 }
@@ -453,7 +453,7 @@ func TestFunnel(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	b := open(t, w.url("funnel"), 1200, 900, false)
-	b.await("document.body.innerText.includes('Nothing was asked of m')")
+	b.await("document.body.innerText.includes('No requests for m')")
 	b.fits()
 	b.faults("a funnel of nothing")
 	compare := func() {
@@ -620,10 +620,10 @@ func TestToken(t *testing.T) {
 	b.press(kb.Escape, kb.Escape) // without the token there is nothing to see
 	b.await("document.querySelector('#gate[open]')")
 	b.do(chromedp.SendKeys("#gate-token", "0123456789abcdef0123…"+kb.Enter, chromedp.ByID)) // invalid in a header
-	b.await("document.getElementById('gate-error').textContent.includes('does not take')")
+	b.await("document.getElementById('gate-error').textContent.includes('rejects')")
 	b.do(chromedp.Evaluate("document.getElementById('gate-error').textContent = ''", nil))
 	b.do(chromedp.SendKeys("#gate-token", "wrong"+kb.Enter, chromedp.ByID))
-	b.await("document.getElementById('gate-error').textContent.includes('does not take')")
+	b.await("document.getElementById('gate-error').textContent.includes('rejects')")
 	b.do(chromedp.SendKeys("#gate-token", "0123456789abcdef0123"+kb.Enter, chromedp.ByID))
 	b.await("document.getElementById('live').textContent.startsWith('live') && " +
 		"document.body.innerText.includes('No workers yet')")

@@ -148,7 +148,7 @@ func TestStates(t *testing.T) {
 	source.mu.Lock()
 	source.err = api.Errorf(api.CodeUnavailable, "not now")
 	source.mu.Unlock()
-	b.await("document.querySelector('#view').innerText.includes('It is not known how the fleet is')")
+	b.await("document.querySelector('#view').innerText.includes('The state of the fleet is unavailable')")
 	b.await("document.getElementById('alert').textContent.includes('not now')")
 }
 

@@ -1,10 +1,11 @@
-// Asking the indexer that served this page, with the token, if it wants one. The token is kept in this tab only.
+// Requests to the indexer that served this page, with the token if the indexer requires a token. Only this tab keeps
+// the token.
 
 const gate = document.getElementById("gate");
 const key = "kvatlas-token";
-const refused = "The indexer does not take this token.";
-let waiting = null; // for a token
-let unlock = null; // ends the waiting
+const refused = "The indexer rejects this token.";
+let waiting = null; // a promise that resolves after the input of a token; null: no dialog is open
+let unlock = null; // resolves waiting
 
 export class Failure extends Error {
   constructor(status, code, message) {
@@ -14,7 +15,7 @@ export class Failure extends Error {
   }
 }
 
-// unlocked waits until the reader has typed a token.
+// unlocked opens the dialog for the token. The promise resolves after the input.
 function unlocked(message) {
   document.getElementById("gate-error").textContent = message;
   waiting ||= new Promise((resolve) => { unlock = resolve; });
@@ -22,12 +23,12 @@ function unlocked(message) {
   return waiting;
 }
 gate.addEventListener("cancel", (e) => e.preventDefault());
-gate.addEventListener("close", () => { if (waiting && !gate.open) gate.showModal(); }); // Escape twice closes it all the same
+gate.addEventListener("close", () => { if (waiting && !gate.open) gate.showModal(); }); // a second Escape closes the dialog anyway
 document.getElementById("gate-form").addEventListener("submit", (e) => {
   e.preventDefault();
   const field = document.getElementById("gate-token"), token = field.value.trim();
   field.value = "";
-  if (/[^ -~]/.test(token)) { // no header can have it
+  if (/[^ -~]/.test(token)) { // invalid in a header
     document.getElementById("gate-error").textContent = refused;
     return;
   }
@@ -37,7 +38,8 @@ document.getElementById("gate-form").addEventListener("submit", (e) => {
   unlock();
 });
 
-// request asks once it has a token that is good. What is no success is a Failure.
+// request sends a request. After status 401 the reader enters a token, and request retries. Other errors throw a
+// Failure.
 export async function request(path, options = {}) {
   for (;;) {
     const token = sessionStorage.getItem(key);
@@ -48,7 +50,7 @@ export async function request(path, options = {}) {
       reply = await fetch(path, { ...options, headers, cache: "no-store" });
     } catch (e) {
       if (options.signal?.aborted) throw options.signal.reason;
-      throw new Failure(0, "unreachable", "The indexer does not answer. It is asked again.");
+      throw new Failure(0, "unreachable", "The indexer does not answer.");
     }
     if (reply.status === 401) {
       if (token === sessionStorage.getItem(key)) await unlocked(token ? refused : "");
@@ -62,7 +64,7 @@ export async function request(path, options = {}) {
   }
 }
 
-// ask asks with a body in JSON, or without one, and returns the answer.
+// ask sends a request with a body in JSON, or without a body, and returns the answer.
 export async function ask(method, path, body, signal) {
   const options = { method, signal };
   if (body !== undefined) {
@@ -72,9 +74,8 @@ export async function ask(method, path, body, signal) {
   return (await request(path, options)).json();
 }
 
-// bounded is a controller of a request that is given up, with what is said of it, so many ms after wait was called last:
-// a node that stands still would be waited for without an end. The time in which the reader looks for a token is none of
-// the node's.
+// bounded returns a controller that aborts a request with message, ms after the last call of wait. A frozen node would
+// otherwise block the request forever. Time in the dialog for the token does not count.
 export function bounded(ms, message) {
   const of = new AbortController();
   let timer = 0;
@@ -90,11 +91,12 @@ export function bounded(ms, message) {
   return { signal: of.signal, wait, abort };
 }
 
-const every = 5000; // ms between two looks
-const enough = 30000; // ms that one may take
+const every = 5000; // ms between two requests
+const enough = 30000; // ms until a request is aborted
 
-// looking asks again and again, one question at a time. question is given a signal that ends it, and returns an answer;
-// take is given that, or the failure. look asks at once, end asks no more. pause is the time between two questions.
+// looking repeats a request, with at most one request in flight. question sends the request and returns the answer; the
+// signal aborts the request. take(answer, failure) is called after each request. look aborts a request in flight and
+// sends the next request at once. end stops the requests. pause is the time from an answer to the next request, in ms.
 export function looking(question, take, pause = every) {
   let timer = 0;
   let asking = null;
@@ -103,7 +105,7 @@ export function looking(question, take, pause = every) {
     clearTimeout(timer);
     asking?.abort();
     if (ended) return;
-    const mine = asking = bounded(enough, "The indexer does not answer. It is asked again.");
+    const mine = asking = bounded(enough, "The indexer does not answer. The page retries.");
     let answer = null, failure = null;
     try {
       answer = await question(mine.signal);
@@ -111,7 +113,7 @@ export function looking(question, take, pause = every) {
       failure = mine.signal.reason || e;
     }
     mine.abort();
-    if (mine !== asking || ended) return; // it was asked anew
+    if (mine !== asking || ended) return; // a later call of look or end aborted this request
     take(answer, failure);
     timer = setTimeout(look, pause);
   }

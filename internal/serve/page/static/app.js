@@ -1,4 +1,4 @@
-// The page: its views, its theme, and the stream that feeds it.
+// The page: the views, the theme and the stream of events.
 import { watch, live, onChange } from "./live.js";
 import { setText, time } from "./ui.js";
 import * as fleet from "./fleet.js";
@@ -10,7 +10,7 @@ import * as whatif from "./whatif.js";
 
 const views = { fleet, prefixes, funnel, ask, whatif, cluster };
 const place = document.getElementById("view");
-let leave = null; // ends the view that is shown
+let leave = null; // closes the displayed view
 
 function show() {
   const name = location.hash.replace(/^#\//, "").split("?")[0];
@@ -25,7 +25,7 @@ function show() {
   document.title = views[view].title + " · kvatlas";
 }
 document.querySelector(".skip").addEventListener("click", (e) => {
-  e.preventDefault(); // the address goes on to name the view
+  e.preventDefault(); // the address keeps the name of the view
   document.getElementById("main").focus();
 });
 addEventListener("hashchange", () => {
@@ -35,7 +35,7 @@ addEventListener("hashchange", () => {
   scrollTo(0, 0);
 });
 
-// The theme: light, dark, or as the system has it.
+// The theme: light, dark, or the theme of the system.
 const themes = ["auto", "light", "dark"];
 const button = document.getElementById("theme");
 let theme = localStorage.getItem("kvatlas-theme") || "auto";
@@ -53,7 +53,7 @@ button.addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("theme")));
 
-// How it stands.
+// The state of the connection.
 const status = document.getElementById("live");
 const alert = document.getElementById("alert");
 let stands = "connecting", why = "", since = 0;
@@ -61,7 +61,7 @@ function say() {
   const of = live.cluster ? " · " + live.cluster.node : "";
   setText(status, { connecting: "connecting", on: "live" + of, off: "not live" }[stands]);
   const text = stands === "off" ? "Not live" + (since ? " since " + time(since) : "") + ": " + why :
-    live.error ? "The indexer cannot say how the fleet is: " + live.error.message : "";
+    live.error ? "The state of the fleet is unavailable: " + live.error.message : "";
   alert.hidden = !text;
   setText(alert, text);
 }

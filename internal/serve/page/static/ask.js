@@ -1,48 +1,49 @@
-// Ask: for one prompt, who holds how much of it and why no more, and which worker would be chosen at what cost. Nothing
-// is booked. The prompt goes to the indexer and is kept nowhere. Requests that were recorded are known by hashes only.
+// Ask: for a prompt, the blocks of each worker, the rule that ended each prefix, the choice of a worker, and the costs.
+// Nothing is booked. The page sends the prompt to the indexer. The indexer does not store the prompt. A recorded
+// request has only hashes.
 import { ask } from "./api.js";
 import { choices, onChange } from "./live.js";
 import { el, setText, long, count, percent, tiers, tip, time, busy, empty, pick, fill } from "./ui.js";
 
 export const title = "Ask";
 
-// stops are the rules that end a worker's prefix, in words.
+// stops maps the rule that ended a worker's prefix to a text.
 const stops = {
-  query_ends: () => "holds all of it",
-  unknown_block: (n) => "block " + n + " is not known to the worker's node: nobody there holds it",
+  query_ends: () => "holds the whole prompt",
+  unknown_block: (n) => "block " + n + " is unknown: no worker of the node holds this block",
   not_held: (n) => "does not hold block " + n,
-  held_in_earlier_tier: (n) => "holds block " + n + " only in a tier before the one that its prefix has come to",
+  held_in_earlier_tier: (n) => "holds block " + n + " only in a tier before the present tier of the prefix",
   part_of_chunk: (n) => "the engine loads the chunk of block " + n + " only as a whole",
   group_lacks_blocks: (n, p) => "a group of the model (" + (p.group ? p.group.kind + (p.group.window ? " of " + p.group.window + " tokens" : "") : "?") +
-    ") lacks what it needs of more than " + n + " blocks",
-  draft_model: (n) => "the engine computes block " + n + " anew for its draft model",
+    ") lacks blocks for a prefix of more than " + n + " blocks",
+  draft_model: (n) => "the engine computes block " + n + " again for the draft model",
 };
 const reasons = {
-  nothing_cached: "Nobody holds the first block of this prompt.", no_whole_block: "The prompt is shorter than one block.",
-  none_allowed: "None of the workers that were allowed serves the model.", not_tokenized: "No tokens could be made of the text.",
+  nothing_cached: "No worker holds the first block of this prompt.", no_whole_block: "The prompt is shorter than one block.",
+  none_allowed: "No allowed worker serves the model.", not_tokenized: "The text could not be tokenized.",
 };
-const most = 200; // strips
-const set = { model: "" }; // what the reader has chosen
-const page = 10; // recorded requests that are listed at once
+const most = 200; // displayed strips, or rows of costs
+const set = { model: "" }; // the selections of the reader
+const page = 10; // recorded requests in a list
 
-// decisions are outcomes of choices, in words.
+// decisions maps the outcome of a choice to a text.
 const decisions = {
-  best: "best", lost_to_load: "lost to load", bypass: "bypass", cold: "nobody held it", pinned: "pinned", no_index: "index incomplete",
+  best: "best", lost_to_load: "lost to load", bypass: "bypass", cold: "no worker held it", pinned: "pinned", no_index: "index incomplete",
   no_worker: "no worker",
 };
 
-// parse reads token ids, or hashes: numbers with anything but digits between them.
+// parse returns the numbers in a text, as texts. Spaces, commas, semicolons, brackets and quotes divide numbers.
 function parse(text) {
   const strange = /[^0-9\s,;[\]()"'-]/.exec(text);
-  if (strange) throw new Error("“" + strange[0] + "” is no part of a number: paste ids such as 1, 2, 3, or choose “text”");
+  if (strange) throw new Error("“" + strange[0] + "” is no part of a number: paste ids like 1, 2, 3, or select “text”");
   const list = text.match(/-?\d+/g);
   if (!list) throw new Error("Paste the prompt first.");
   return list;
 }
 
 export function show(place) {
-  let turn = null; // what was asked last
-  let listing = null; // the list that was asked for last
+  let turn = null; // identifies the last query
+  let listing = null; // identifies the last requested list
   const [model, modelField] = pick("ask-model", "Model", [], (v) => { set.model = v; if (past.open) list(); });
   const prompt = el("textarea", { id: "ask-prompt", rows: "5", spellcheck: "false", autocomplete: "off",
     placeholder: "[128000, 882, 128001, …]" });
@@ -60,16 +61,16 @@ export function show(place) {
       modelField,
       el("div", { class: "field" }, el("label", { for: "ask-lora" }, "LoRA (if any)"), lora),
       el("div", { class: "field" }, el("label", { for: "ask-salt" }, "Cache salt (if any)"), salt)),
-    el("fieldset", { class: "modes" }, el("legend", { class: "sr" }, "What the prompt is given as"),
+    el("fieldset", { class: "modes" }, el("legend", { class: "sr" }, "Form of the prompt"),
       kinds.map(([id, text], i) => el("label", {}, el("input", { type: "radio", name: "ask-kind", value: id, checked: i === 0 }), text))),
     el("div", { class: "field" }, el("label", { for: "ask-prompt" }, "Prompt"), prompt),
     error,
-    el("div", { class: "fields" }, button, el("span", { class: "soft small" }, "Nothing is booked, and the prompt is kept nowhere. Ctrl+Enter asks too.")));
+    el("div", { class: "fields" }, button, el("span", { class: "soft small" }, "Nothing is booked, and the prompt is not stored. Ctrl+Enter also sends the prompt.")));
   prompt.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) form.requestSubmit(); });
   place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Ask")),
     el("div", { class: "view sides" }, el("div", { class: "view" }, form, past), result)));
-  result.append(el("div", { class: "card" }, empty("Paste a prompt to see who holds it",
-    "For each worker: its blocks by tier, the rule that ended its prefix, and what choosing it would cost.")));
+  result.append(el("div", { class: "card" }, empty("Paste a prompt to find the holders",
+    "For each worker: the blocks by tier, the rule that ended the prefix, and the cost of the choice.")));
 
   const listModels = () => {
     const found = choices(set.model);
@@ -110,17 +111,18 @@ export function show(place) {
     setText(button, "Ask");
   }
 
-  // inquire asks who holds a prompt and who would be chosen, and shows it, with what was recorded of it.
+  // inquire requests the holders of a prompt and the choice of a worker, and shows the answers. record is the record of
+  // a recorded request, also shown.
   async function inquire(query, record) {
     const mine = turn = {};
     const [found, chosen] = await Promise.allSettled([ask("POST", "v1/find", query),
       ask("POST", "v1/select", { ...query, explain: true, advisory: true })]);
-    if (mine !== turn) return; // another was asked since
+    if (mine !== turn) return; // a later query replaced this query
     if (found.status === "rejected") throw found.reason;
     present(found.value, chosen, record);
   }
 
-  // list lists the newest recorded requests of the model, or those before one.
+  // list shows the newest recorded requests of the model, or the newest requests before the id before.
   async function list(before) {
     const mine = listing = {};
     try {
@@ -134,7 +136,7 @@ export function show(place) {
     } catch (failure) {
       if (mine !== listing) return;
       const focused = recorded.contains(document.activeElement);
-      const again = el("button", { type: "button", click: () => list(before) }, "Ask again");
+      const again = el("button", { type: "button", click: () => list(before) }, "Retry");
       recorded.replaceChildren(el("p", { class: "error", role: "alert" }, failure.message), el("div", { class: "fields" }, again));
       if (focused) again.focus();
     }
@@ -142,26 +144,26 @@ export function show(place) {
 
   function table(of, found, before) {
     const heads = ["Time", "Request", "Blocks", "Held at most", "Chosen", "It held", "Choice"];
-    return [found.missing && el("div", { class: "notice warn" }, "Not heard: " + found.missing.join(", ") + ". What they recorded is missing here."),
+    return [found.missing && el("div", { class: "notice warn" }, "No answer from " + found.missing.join(", ") + ". Records of these nodes are missing here."),
       found.requests.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Recorded requests" }, el("table", { id: "recorded" },
         el("thead", {}, el("tr", {}, heads.map((h, i) => el("th", { scope: "col", class: [2, 3, 5].includes(i) ? "num" : null }, h)))),
         el("tbody", {}, found.requests.map((r) => el("tr", { "data-id": r.id }, el("td", {}, clock(r.at)), el("th", { scope: "row" }, r.blocks > 0 ?
-          el("button", { type: "button", class: "link", title: "show how its blocks are held now", click: (e) => take(r, e.target) }, name(r)) : name(r)),
+          el("button", { type: "button", class: "link", title: "show the present holders of the blocks", click: (e) => take(r, e.target) }, name(r)) : name(r)),
           el("td", { class: "num" }, count(r.blocks)), el("td", { class: "num" }, count(r.held)), el("td", {}, r.worker || "–"),
           el("td", { class: "num" }, r.worker ? count(r.selected || 0) : "–"),
-          el("td", {}, r.decision ? decisions[r.decision] || r.decision : "only asked")))))) :
-        empty(before ? "No older ones are kept" : "Nothing of " + of + " was recorded yet"),
+          el("td", {}, r.decision ? decisions[r.decision] || r.decision : "only queried")))))) :
+        empty(before ? "No older requests are kept" : "No requests for " + of + " are recorded yet"),
       el("div", { class: "fields" }, el("button", { type: "button", click: () => list() }, before ? "Newest" : "Refresh"),
         found.more && el("button", { type: "button", class: "older", click: () => list(found.requests.at(-1).id) }, "Older"),
-        el("span", { class: "soft small" }, "Each node keeps the hashes of 128 requests of a model, the newest and a sample of the last hour's, or of 32,768 blocks; no text, no tokens."))].filter(Boolean);
+        el("span", { class: "soft small" }, "Each node keeps hashes of the newest requests and of a sample of the last hour: at most 128 requests and 32,768 blocks of a model. Text and tokens are not kept."))].filter(Boolean);
   }
 
-  // name is a request's own id, or the end of the one under which it is kept.
+  // name returns the id of a request, or without an id, a part of the record's id.
   const name = (r) => r.request_id || r.id.split("-")[0].slice(-8);
   const clock = (at) => time(at,
     { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
 
-  // take shows a recorded request.
+  // take opens a recorded request.
   async function take(r, at) {
     setText(error, "");
     await busy(at, async () => {
@@ -170,7 +172,7 @@ export function show(place) {
         if (record.hashes?.length) await inquire({ model: r.model, block_size: r.block_size, hashes: record.hashes, explain: true }, record);
         else {
           turn = {};
-          result.replaceChildren(el("section", { class: "card" }, was(record), el("p", {}, "Its blocks are too many for their hashes to be kept.")));
+          result.replaceChildren(el("section", { class: "card" }, was(record), el("p", {}, "The request has more blocks than the limit for kept hashes.")));
         }
         result.scrollIntoView({ block: "nearest" });
       } catch (failure) {
@@ -180,26 +182,26 @@ export function show(place) {
     });
   }
 
-  // was says what was recorded.
+  // was returns a paragraph about a record.
   function was(r) {
     const blocks = (n) => count(n) + (n === 1 ? " block" : " blocks");
     return el("p", { id: "recorded-as" }, el("strong", {}, "Request " + name(r)), ", at " + clock(r.at) + " by " + r.node + ": ",
-      r.worker ? r.worker + " was chosen (" + (decisions[r.decision] || r.decision) + "), which held " + blocks(r.selected || 0) + " of " + count(r.blocks) :
-        r.decision ? "no worker could be chosen for " + blocks(r.blocks) : blocks(r.blocks) + " were only asked for",
-      ". The most that any worker held was " + blocks(r.held) + "; the shared store had " + blocks(r.shared) + " from the start." +
-      (r.restricted ? " The request excluded workers, which is not repeated here." : "") + (r.incomplete ? " The index lacked partitions then." : ""));
+      r.worker ? r.worker + " was chosen (" + (decisions[r.decision] || r.decision) + ") and held " + blocks(r.selected || 0) + " of " + count(r.blocks) :
+        r.decision ? "no worker could be chosen for " + blocks(r.blocks) : blocks(r.blocks) + " were only queried",
+      ". No worker held more than " + blocks(r.held) + "; the shared store had " + blocks(r.shared) + " from the start." +
+      (r.restricted ? " The request excluded workers. This view includes all workers." : "") + (r.incomplete ? " The index lacked partitions at that time." : ""));
   }
 
   function present(a, chosen, record) {
     const best = a.workers[0];
     const total = (o) => o.device + o.host + o.disk + o.external;
     const missing = !a.complete && el("div", { class: "notice warn" }, "Partitions " + (a.missing || []).join(", ") +
-      " could not be looked at: their workers are not shown.");
+      " could not be read. Workers are missing here.");
     const tokenized = a.tokenize_error && el("div", { class: "notice warn" }, a.tokenize_error);
     const shown = a.workers.slice(0, most);
-    tip(null, ""); // what the pointer was at is gone
+    tip(null, ""); // the element under the pointer was removed
     result.replaceChildren(...[missing, tokenized, record && el("section", { class: "card" }, was(record),
-      el("p", { class: "soft" }, "This is how its blocks are held, and what choosing would cost, now. What the shared store has is not known by hashes.")),
+      el("p", { class: "soft" }, "The present holders and costs follow. A query by hashes excludes the shared store.")),
       el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, count(a.blocks) + " blocks of " + a.block_size + " tokens" +
         (a.prompt_tokens ? ", from " + count(a.prompt_tokens) + " tokens" : "")), legend()),
       a.reason && el("p", {}, reasons[a.reason] || a.reason),
@@ -233,9 +235,9 @@ export function show(place) {
     end.style.left = "min(" + 100 * depth / a.blocks + "%, calc(100% - 2px))";
     const rule = o.path ? (stops[o.path.stop] || (() => o.path.stop))(depth, o.path) : "";
     const parts = tiers.filter((t) => o[t] > 0).map((t) => count(o[t]) + " in " + t);
-    const also = [rule, o.path?.behind ? count(o.path.behind) + " more behind, of no use" : "", o.l3 ? count(o.l3) + " more from the store" : "",
-      o.guessed > o.device ? "guessed to have " + count(o.guessed) : "", o.engine ? "engine " + o.engine : "", o.catching_up ? "its shim is catching up" : "",
-      o.bound ? "at most: of some groups it is not known what they need" : ""].filter(Boolean);
+    const also = [rule, o.path?.behind ? count(o.path.behind) + " more after the end, of no use" : "", o.l3 ? count(o.l3) + " more from the store" : "",
+      o.guessed > o.device ? "guess of device blocks: " + count(o.guessed) : "", o.engine ? "engine " + o.engine : "", o.catching_up ? "the shim is catching up" : "",
+      o.bound ? "upper bound: the needs of some groups are unknown" : ""].filter(Boolean);
     return el("div", { class: "strip", "data-worker": o.instance, "data-depth": depth }, el("div", { class: "name", title: o.instance },
       long(o.instance + (o.rank ? " / " + o.rank : "")), chosen && el("span", { class: "chip good" }, "chosen")),
       el("div", { class: "track", "aria-hidden": "true" }, runs.map((r) => piece(r.from, r.to, a.blocks,
@@ -244,7 +246,7 @@ export function show(place) {
       el("div", { class: "why" }, [parts.join(", "), also.join("; ")].filter(Boolean).join(" · ")));
   }
 
-  // depths are the runs of a rank whose path is not known.
+  // depths returns the runs of a rank from the numbers by tier, if the answer has no path.
   function depths(o) {
     const runs = [];
     let from = 0;
@@ -277,7 +279,7 @@ export function show(place) {
       "Decode", "Requests", "Taints"] : (list[0]?.scores || []).map((p) => p.scorer))];
     return el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "The choice: " + name(s)),
       el("span", { class: "soft" }, "policy " + s.policy + ", " + count(s.candidates) + (s.candidates === 1 ? " candidate" : " candidates"))),
-    el("p", {}, "It has " + count(s.cached_tokens) + " of " + count(s.isl_tokens) + " tokens, and would compute " + count(s.effective_prefill_tokens) + "."),
+    el("p", {}, "The worker has " + count(s.cached_tokens) + " of " + count(s.isl_tokens) + " tokens, and would compute " + count(s.effective_prefill_tokens) + "."),
     list.length > 0 && el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Costs" }, el("table", { id: "costs" },
       el("thead", {}, el("tr", {}, head.map((h, i) => el("th", { scope: "col", class: i ? "num" : null }, h)))),
       el("tbody", {}, list.slice(0, most).map((c) => {

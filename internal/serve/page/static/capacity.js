@@ -1,17 +1,17 @@
-// Capacity: the hit rate of a model's prompts by size of the cache, of one shared cache and of caches as routed. It is a
-// card of the funnel.
+// Capacity: the hit rate of a model's prompts by size of the caches. The card has a curve for a cache that all workers
+// share, and a curve for a cache in each worker, as routed. The view of the funnel shows the card.
 import { ask, looking } from "./api.js";
 import { el, setText, count, short, canvas, colour, bare, hovering } from "./ui.js";
 
 const plotHeight = 200, margin = 44; // of the plot; the margin is for the axis
 const lines = { shared: ["--h4", "one cache for all workers"], routed: ["--h8", "a cache in each worker, as routed"] };
-const pause = 60000; // ms: every look reads the samples of all nodes
+const pause = 60000; // ms; every request reads the samples of all nodes
 const rate = (share) => (100 * share).toFixed(1) + "%";
 
-// capacityCard returns the card. look(model) shows another model.
+// capacityCard returns the card and functions. look(model) selects the model, draw redraws, end stops the requests.
 export function capacityCard() {
-  let model = "", of = null; // the model, and its curve
-  let current = -1; // the point that the keyboard is at
+  let model = "", of = null; // the model, and the last answer with the curve
+  let current = -1; // the index of the point selected by keyboard; -1: none
 
   const { again, ...hover } = hovering((e) => { const p = of?.points[at(e)]; return p ? words(p) : ""; });
   const plot = el("canvas", { id: "capacity-plot", tabindex: "0", role: "application", "aria-describedby": "capacity-now",
@@ -41,7 +41,7 @@ export function capacityCard() {
     draw();
   }
 
-  // place returns where a number of blocks is, as a share of the width: sizes are on a logarithmic scale.
+  // place returns the position of a number of blocks, as a share of the width. The scale is logarithmic.
   function place(blocks) {
     const from = Math.log(of.points[0].blocks || 1), to = Math.log(of.points.at(-1).blocks || 1);
     return to > from ? Math.max(0, Math.min(1, (Math.log(blocks || 1) - from) / (to - from))) : 0.5;
@@ -94,7 +94,7 @@ export function capacityCard() {
   const words = (p) => count(p.blocks) + " blocks: " + rate(p.shared) + " with one cache" +
     (p.routed === undefined ? "" : ", " + rate(p.routed) + " as routed");
 
-  // at returns the point nearest to the pointer.
+  // at returns the index of the point nearest to the pointer.
   function at(e) {
     const area = plot.getBoundingClientRect(), part = (e.clientX - area.left - margin) / (area.width - margin - 4);
     let best = 0;

@@ -1,17 +1,17 @@
-// The cluster: nodes, partitions and who serves them, snapshots, the log's room, NATS.
+// Cluster: nodes, partitions with the nodes that serve them, snapshots, the storage of the log, and NATS.
 import { ask } from "./api.js";
 import { live, onChange } from "./live.js";
 import { el, setText, short, count, age, bytes, clock, meter, tile, tileBox, busy, empty } from "./ui.js";
 
 export const title = "Cluster";
 
-// states are how a node stands with a partition: what is written, and how it is marked.
+// states maps the state of a partition on a node to the displayed text and the class of the mark.
 const states = {
   serving: ["serving", ""], resync_needed: ["resync needed", "warn"], catching_up: ["catching up", "warn"],
   restoring: ["restoring", "warn"], unavailable: ["unavailable", "bad"],
 };
 
-// numeric are the columns of nodes that are numbers.
+// numeric has the names of the columns with numbers in the table of nodes.
 const numeric = new Set(["Partitions", "Holdings", "Memory", "Queries"]);
 
 let compared = null; // the last comparison of replicas
@@ -24,7 +24,7 @@ export function show(place) {
     el("div", { class: "fields" }, said, compare)), content));
 
   async function verify() {
-    setText(said, "Every block is counted on every node…");
+    setText(said, "Comparing checksums of all blocks on all nodes…");
     await busy(compare, async () => {
       try {
         const status = await ask("GET", "v1/verify");
@@ -37,7 +37,7 @@ export function show(place) {
     refresh();
   }
 
-  // equal says whether the replicas of a partition are equal.
+  // equal returns a mark: equal, different or not compared replicas of a partition.
   function equal(partition, replicas) {
     const found = compared?.by.get(partition);
     if (!found || found.replicas.length < 2) return el("span", { class: "soft" }, replicas > 1 ? "not compared" : "one replica");
@@ -47,7 +47,7 @@ export function show(place) {
 
   function refresh() {
     if (!live.cluster) {
-      content.replaceChildren(el("div", { class: "card" }, empty("Waiting for the indexer…", "Every node is asked how it is; that may take a few seconds.")));
+      content.replaceChildren(el("div", { class: "card" }, empty("Waiting for the indexer…", "The indexer requests the status of all nodes. The replies may need a few seconds.")));
       return;
     }
     const tables = () => [...place.querySelectorAll(".scroll")];
@@ -56,8 +56,8 @@ export function show(place) {
     const gone = new Set(good.flatMap((n) => n.status.cluster?.gone || []));
     for (const n of live.cluster.nodes) gone.delete(n.node);
     const nodes = live.cluster.nodes.concat([...gone].sort().map((node) => ({ node, error: { message:
-      "the node is gone: it was killed, or is disconnected from NATS; its record is deleted ten minutes after its end" } })));
-    const partitions = new Map(); // by number: by node
+      "the node is gone: it was killed, or is disconnected from NATS; the record is deleted ten minutes after the end of the node" } })));
+    const partitions = new Map(); // by number, then by node
     for (const n of good) {
       for (const p of n.status.partitions || []) {
         if (!partitions.has(p.partition)) partitions.set(p.partition, new Map());
@@ -103,16 +103,16 @@ export function show(place) {
           el("th", { scope: "col" }, "Replicas" + (compared ? ", " + age(new Date(compared.at)) + " ago" : "")),
           ["Ranks", "Snapshot", "Log"].map((h) => el("th", { scope: "col", class: h === "Ranks" ? "num" : null }, h)))),
         el("tbody", {}, numbers.map((p) => partitionRow(p, partitions.get(p), good))))),
-        el("p", { class: "soft small" }, "A node is behind by the messages of the log that it has not applied yet. W marks who writes the partition's snapshots."))),
+        el("p", { class: "soft small" }, "Behind: messages of the log that the node has not applied yet. W marks the node that writes the partition's snapshots."))),
     ].filter(Boolean));
     for (const [i, t] of tables().entries()) t.scrollLeft = at[i] || 0;
     tables()[focus]?.focus({ preventScroll: true });
   }
 
-  const refused = (usage) => usage.refused ? el("span", { class: "error" }, " takes no writes: " + usage.refused) : null;
+  const refused = (usage) => usage.refused ? el("span", { class: "error" }, " rejects writes: " + usage.refused) : null;
 
   function nodeRow(n, zoned) {
-    const self = n.node === live.cluster.node ? el("span", { class: "soft" }, " this one") : null;
+    const self = n.node === live.cluster.node ? el("span", { class: "soft" }, " this node") : null;
     const zone = zoned && el("td", {}, n.zone || el("span", { class: "soft" }, "–"));
     if (!n.status) {
       return el("tr", {}, el("th", { scope: "row" }, n.node, self), zone, el("td", {}, el("span", { class: "chip bad" }, "no answer")),

@@ -1,4 +1,4 @@
-// The fleet: all workers by tiers as a map, and as a list of which only the rows that are seen exist.
+// Fleet: all workers by tiers, as a map and as a list. The list has elements only for the visible rows.
 import { ask } from "./api.js";
 import { live, key, models, onChange } from "./live.js";
 import { el, fill, setText, long, setLong, short, count, age, step, tiers, canvas, colour, tip, bare, tile, tileBox, hovering, busy, empty, code } from "./ui.js";
@@ -7,11 +7,11 @@ export const title = "Fleet";
 
 const name = (r) => r.instance + (r.rank ? " / " + r.rank : "");
 const order = ["schedulable", "unregistered", "catching up", "incomplete", "draining", "engine asleep", "engine silent",
-  "unschedulable", "lease expired", "engine gone", "expired"]; // of states, the worst last
+  "unschedulable", "lease expired", "engine gone", "expired"]; // of states; the worst state is last
 
 const notWell = (r) => ["bad", "warn"].includes(state(r)[1]);
 
-// state is how it stands with a rank, in a word, and how bad that is.
+// state returns the displayed state of a rank and the class of the mark.
 function state(r) {
   if (r.expired) return ["expired", "gone"];
   if (r.engine === "gone") return ["engine gone", "bad"];
@@ -25,7 +25,7 @@ function state(r) {
   return r.state ? ["schedulable", "good"] : ["unregistered", ""];
 }
 
-// lags is how many messages of each partition's log are not applied, at the node that has come furthest.
+// lags returns the lag of each partition, in messages of the log, on the node with the smallest lag.
 function lags() {
   const lag = new Map();
   for (const n of live.cluster?.nodes || []) {
@@ -34,7 +34,8 @@ function lags() {
   return lag;
 }
 
-// places are the ranks' keys, each with its place by name. Comparing names takes long: it is done if there are others.
+// places maps the key of each rank to the position by name. arrange sorts only after a change of the ranks, because the
+// comparison of names is slow.
 let places = new Map();
 function arrange(all) {
   if (all.length === places.size && all.every((r) => places.has(key(r)))) return;
@@ -46,7 +47,8 @@ function arrange(all) {
 let lag = new Map();
 const load = (r) => r.total_blocks && r.used_blocks ? r.used_blocks / r.total_blocks : 0;
 
-// columns: how each is called, sorted and written. heat ones are coloured by their tier's largest.
+// columns has the name, the order and the text of each column. heat: the colour depends on the largest value of the
+// tier.
 const columns = [
   { id: "worker", name: "Worker", by: (r) => places.get(key(r)), text: name },
   { id: "model", name: "Model", by: (r) => r.model, text: (r) => r.model },
@@ -64,16 +66,16 @@ const columns = [
 ];
 const rowHeight = 36;
 
-// What the reader has set stays while the page is open.
+// The selections of the reader stay while the page is open.
 const set = { text: "", model: "", state: "", sort: "worker", down: false };
 
 export function show(place) {
-  let list = []; // what is shown, in order
-  let living = 0; // how many of the list are no expired ones, which stand behind them
-  let most = {}; // of each tier
+  let list = []; // the displayed ranks, in order
+  let living = 0; // the number of ranks that are not expired; expired ranks are at the end of the list
+  let most = {}; // by tier: the most blocks of a rank
   let now = null; // the key of the current row
-  let rows = []; // elements that are used again and again
-  let opened = null; // the rank whose details are open; they have the focus, so that an Enter that repeats presses no button
+  let rows = []; // reused elements
+  let opened = null; // the rank in the dialog. The dialog has the focus, so a repeated Enter presses no button
 
   const tiled = tileBox();
   const search = el("input", { type: "search", id: "fleet-search", placeholder: "name, host, endpoint", value: set.text,
@@ -99,7 +101,7 @@ export function show(place) {
   const body = el("div", { class: "body", tabindex: "0", role: "grid", "aria-label": "Workers", "aria-colcount": columns.length + 1,
     scroll: () => draw(true), keydown: press }, el("div", { class: "heads", role: "rowgroup" }, top), sheet);
   const grid = el("div", { class: "grid" }, body);
-  const room = () => body.clientHeight - top.offsetHeight; // for rows
+  const room = () => body.clientHeight - top.offsetHeight; // height for rows
   const none = el("div", { class: "card" });
   const missing = el("div", { class: "notice warn", hidden: true });
   const details = el("dialog", { "aria-labelledby": "details-title", tabindex: "-1", close: () => { opened = null; body.focus(); } });
@@ -165,24 +167,24 @@ export function show(place) {
     setText(shown, live.fleetAt === null ? "" : list.length === all.length ? "" : count(list.length) + " of " + count(all.length) + " ranks are shown");
     shown.hidden = !shown.textContent;
     missing.hidden = live.missing.length === 0;
-    setText(missing, "Partitions " + live.missing.join(", ") + " could not be looked at: their workers are not shown.");
+    setText(missing, "Partitions " + live.missing.join(", ") + " could not be read. Workers are missing here.");
     grid.hidden = list.length === 0;
     mapCard.hidden = living === 0;
     none.hidden = list.length > 0;
     if (!none.hidden) none.replaceChildren(live.fleetAt === null ? empty("Waiting for the indexer…") :
-      live.error ? empty("It is not known how the fleet is", live.error.message) : all.length > 0 ? empty("No worker is like that", "Clear the filter to see all " + count(all.length) + ".") :
-      empty("No workers yet", "Run a shim beside each engine, and it appears here within a second:",
+      live.error ? empty("The state of the fleet is unavailable", live.error.message) : all.length > 0 ? empty("No worker matches the filter", "Clear the filter to see all " + count(all.length) + ".") :
+      empty("No workers yet", "Run a shim beside each engine. The worker then appears here within a second:",
         code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
-        "Without an engine at hand, indexer demo runs a whole fleet of simulated ones."));
+        "Without an engine, run indexer demo: a fleet of simulated engines."));
     body.setAttribute("aria-rowcount", list.length + 1);
-    sheet.style.height = list.length * rowHeight + "px"; // the body is no higher than the style sheet allows
+    sheet.style.height = list.length * rowHeight + "px"; // the style sheet limits the height of the body
     paint();
     draw();
     if (opened) describe();
   }
 
-  // draw fills the rows that are seen, or if the list was only scrolled those that were not. Each place of the list has
-  // its row as long as both are seen.
+  // draw fills the visible rows. After scrolling, draw fills only the rows that were not visible before. A position of
+  // the list keeps the same row element while the position is visible.
   function draw(scrolled) {
     const first = Math.max(0, Math.floor(body.scrollTop / rowHeight) - 2);
     const last = Math.min(list.length, first + Math.ceil(room() / rowHeight) + 5);
@@ -242,7 +244,7 @@ export function show(place) {
     row.button.setAttribute("aria-label", row.button.textContent + " " + r.instance);
   }
 
-  // press moves through the list.
+  // press handles the keys of the list.
   function press(e) {
     if (e.target !== body || !bare(e)) return;
     const page = Math.max(1, Math.floor(room() / rowHeight) - 1);
@@ -265,7 +267,7 @@ export function show(place) {
     draw();
   }
 
-  // drain has a worker drained, or no more, once the reader has confirmed it.
+  // drain opens the details of a worker, with the focus on the button to drain or undrain the worker.
   function drain(r) {
     open(r);
     details.querySelector(".drain")?.focus();
@@ -281,21 +283,21 @@ export function show(place) {
   function describe() {
     const there = live.ranks.has(opened.key);
     const r = opened.rank = live.ranks.get(opened.key) || live.expired.get(opened.key) || opened.rank;
-    const facts = r.expired ? [["State", "expired " + age(r.expired) + " ago: its blocks are cleared, and it is not chosen"],
+    const facts = r.expired ? [["State", "expired " + age(r.expired) + " ago: the blocks are cleared, and the worker is not chosen"],
       ["Model", r.model], ["Lease", "renewed last " + age(r.renewed) + " ago, by process " + r.pid + " on " + r.lease_host],
-      ["What to do", "start its worker-shim again; if it was removed for good: indexer workers remove " + r.instance]] : [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
+      ["Remedy", "start the worker-shim again; for a permanent removal: indexer workers remove " + r.instance]] : [["State", state(r)[0] + (r.why ? ": " + r.why : "")], ["Model", r.model + ", blocks of " + r.block_size + " tokens"],
       ["Role", r.role || "–"], ["Serves at", r.endpoint || "–"],
       ["Blocks", tiers.filter((t) => t === "device" || r.blocks[t]).map((t) => count(r.blocks[t]) + " in " + t).join(", ") +
-        (r.pending ? "; " + count(r.pending) + " wait for their parents" : "")],
+        (r.pending ? "; " + count(r.pending) + " wait for a parent" : "")],
       ["Stored, removed", count(r.stored) + ", " + count(r.removed) + " blocks in incarnation " + r.incarnation],
       ["Rates", count(r.stored_rate || 0) + " stored, " + count(r.removed_rate || 0) + " removed blocks/s"],
-      ["Lag", lag.has(r.partition) ? count(lag.get(r.partition)) + " messages of partition " + r.partition : "not known"],
+      ["Lag", lag.has(r.partition) ? count(lag.get(r.partition)) + " messages of partition " + r.partition : "unknown"],
       ["Last event", age(r.last_seen) + (Date.parse(r.last_seen) > 0 ? " ago" : "")],
       ["Lease", (r.lease || "none") + (r.lease_host ? ", on " + r.lease_host : "")],
-      ["Engine", (r.engine || "not said") + (r.engine_why ? ": " + r.engine_why : "")],
+      ["Engine", (r.engine || "not reported") + (r.engine_why ? ": " + r.engine_why : "")],
       ["Under way", count(r.requests || 0) + (r.requests === 1 ? " request, " : " requests, ") + count(r.prefill_tokens || 0) + " tokens to prefill, " + count(r.active_blocks || 0) + " blocks"],
-      ["Device memory", r.total_blocks ? count(r.used_blocks || 0) + " of " + count(r.total_blocks) + " blocks" : "not said"]];
-    if (!there && !r.expired) facts.unshift(["Gone", "the index has nothing of it any more; this is how it was"]);
+      ["Device memory", r.total_blocks ? count(r.used_blocks || 0) + " of " + count(r.total_blocks) + " blocks" : "not reported"]];
+    if (!there && !r.expired) facts.unshift(["Gone", "the index no longer has this rank; below is the last state"]);
     if (!details.firstChild) {
       details.append(el("h2", { id: "details-title" }), el("dl", { class: "facts" }), el("p", { class: "error", role: "alert" }),
         el("div", { class: "actions" }, el("button", { type: "button", class: "drain main", click: change }),
@@ -312,7 +314,7 @@ export function show(place) {
     setText(error, opened.said);
     const button = actions.firstChild;
     button.hidden = !r.state || !there;
-    setText(button, r.state === "draining" ? "Undrain: new requests may come" : "Drain: no new requests");
+    setText(button, r.state === "draining" ? "Undrain: allow new requests" : "Drain: no new requests");
   }
 
   async function change(e) {
@@ -329,8 +331,8 @@ export function show(place) {
     if (opened === of) describe();
   }
 
-  // paint draws the map: a column for each rank in the list's order, or for several if there are more than pixels, of
-  // which the fullest counts.
+  // paint draws the map, with a column for each rank in the order of the list. With more ranks than pixels, a column is
+  // for several ranks and shows the most blocks of a rank.
   function paint() {
     if (mapCard.hidden) return;
     const { g, width, height } = canvas(map);
@@ -351,8 +353,8 @@ export function show(place) {
     }
     map.setAttribute("aria-label", "Blocks of " + living + " ranks: at most " + tiers.map((t) => count(most[t]) + " in " + t).join(", "));
     scale.replaceChildren("none ", el("span", {}, [0, 1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: i ? "s" + i : "s0" }))),
-      " most of its tier", el("span", { class: "of" }, living > columns ? "a column is " + Math.ceil(living / columns) +
-        " ranks, of which the fullest counts" : "a column is a rank, in the order of the list"));
+      " most of the tier", el("span", { class: "of" }, living > columns ? "a column is " + Math.ceil(living / columns) +
+        " ranks, with the value of the fullest" : "a column is a rank, in the order of the list"));
     again();
   }
 
@@ -367,7 +369,7 @@ export function show(place) {
   const resized = () => { paint(); draw(); };
   addEventListener("resize", resized);
   addEventListener("theme", resized);
-  const aging = setInterval(() => { draw(); if (opened) describe(); }, 1000); // events may be rare, or end
+  const aging = setInterval(() => { draw(); if (opened) describe(); }, 1000); // ages must grow without events, too
   refresh();
   return () => {
     stop();

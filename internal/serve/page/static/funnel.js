@@ -1,5 +1,5 @@
-// Funnel: of the tokens of all prompts that a model was asked for, how many could have been reused, how many were, and
-// where the others were lost.
+// Funnel: the tokens of all prompts of a model. The steps show the reusable tokens and the reused tokens, and the
+// causes of the losses between the steps.
 import { ask, looking } from "./api.js";
 import { live, models, onChange } from "./live.js";
 import { causes, steps } from "./causes.js";
@@ -14,27 +14,27 @@ const views = { fleet: "Look at the fleet", cluster: "Look at the cluster", ask:
 const chartHeight = 180, margin = 44; // of the chart; the margin is for the axis
 const shades = { asked: "--h2", seen: "--h4", held: "--h5", selected: "--h6", reused: "--h8" };
 
-const set = { model: "", since: "10m", chart: "tokens" }; // what the reader has chosen
+const set = { model: "", since: "10m", chart: "tokens" }; // the selections of the reader
 
 const unreported = "not reported"; // in place of the share of the step reused
 const share = (part, all) => (all > 0 ? (100 * part / all).toFixed(1) + "%" : "–");
 const span = (ms) => (ms < 1000 ? Math.round(ms) + " ms" : ms < 60000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms / 60000) + " min");
 
 export function show(place) {
-  let funnel = null; // as the indexer said it
+  let funnel = null; // the last answer of the indexer
   let bars = []; // of the chart
-  let current = -1; // the bar that the keyboard is at
+  let current = -1; // the index of the bar selected by keyboard; -1: none
 
   const [model, modelField] = pick("funnel-model", "Model", [], (v) => { set.model = v; funnel = null; look(); caches.look(v); });
   const [since, sinceField] = pick("funnel-since", "Window", windows, (v) => { set.since = v; funnel = null; look(); });
-  const [kind, kindField] = pick("funnel-chart", "Shown as", [["tokens", "tokens"], ["share", "share of what was asked"]],
+  const [kind, kindField] = pick("funnel-chart", "Shown as", [["tokens", "tokens"], ["share", "share of the asked tokens"]],
     (v) => { set.chart = v; draw(); });
   since.value = set.since;
   kind.value = set.chart;
   const error = el("p", { class: "error", role: "alert" });
   const missing = el("div", { class: "notice warn", hidden: true });
   const tiles = tileBox();
-  const rows = {}; // of each step: its row, and its losses by cause
+  const rows = {}; // by step: the row, and the losses by cause
   const list = el("ol", { class: "funnel" }, Object.keys(steps).map((s) => {
     rows[s] = { ...line(steps[s]), losses: el("ul"), causes: {} };
     rows[s].fill.className = "f-" + s;
@@ -48,7 +48,7 @@ export function show(place) {
   const rests = el("div", { class: "view" });
   const box = el("div", { class: "view" }, tiles, el("div", { class: "view halves" },
     el("section", { class: "card", "aria-label": "Steps" }, list, el("ul", { class: "legend" },
-      el("li", {}, el("i", { class: "f-mend" }), "lost; open a cause for what to do"), el("li", {}, el("i", { class: "f-lost" }), "lost; nothing to mend, or not known"))),
+      el("li", {}, el("i", { class: "f-mend" }), "lost; open a cause for the remedy"), el("li", {}, el("i", { class: "f-lost" }), "lost; nothing to correct, or unknown"))),
     el("div", { class: "view" }, el("section", { class: "card" }, el("div", { class: "head" }, el("h2", {}, "Over time"), per, kindField), el("div", { class: "icicle" }, chart), now,
       el("ul", { class: "legend" }, Object.keys(steps).map((s) => el("li", {}, el("i", { class: "f-" + s }), s)))), rests)));
   const none = el("div", { class: "card" });
@@ -56,7 +56,7 @@ export function show(place) {
   place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "Funnel"),
     el("div", { class: "fields" }, modelField, sinceField)), error, missing, box, none, caches.card));
 
-  // line is a row with a bar: what it is called, the bar, and how much it is.
+  // line returns the elements of a row: the name, the bar, the number of tokens and the share.
   function line(text, chip) {
     const fill = el("i");
     const name = el("span", { class: "name" }, el("strong", {}, text[0]), text[1] && el("span", { class: "soft small" }, text[1]), chip);
@@ -91,20 +91,20 @@ export function show(place) {
     none.hidden = there;
     const unheard = funnel?.missing || [];
     missing.hidden = unheard.length === 0;
-    setText(missing, "Not heard: " + unheard.join(", ") + ". What " + (unheard.length === 1 ? "it" : "they") + " recorded is missing here.");
+    setText(missing, "No answer from " + unheard.join(", ") + ". The records of " + (unheard.length === 1 ? "this node" : "these nodes") + " are missing here.");
     if (!there) {
-      none.replaceChildren(funnel ? empty("Nothing was asked of " + funnel.model + " since " + time(funnel.from),
-        "As soon as prompts are routed or asked for, it is shown here what becomes of their tokens. Look further back, or choose a worker for a prompt:",
+      none.replaceChildren(funnel ? empty("No requests for " + funnel.model + " since " + time(funnel.from),
+        "The funnel appears here after the first query or choice for a prompt. Select a longer window, or send a request:",
         code(curl(location.origin, "/v1/select", { model: funnel.model, tokens: [1, 2, 3], request_id: "r1" }))) :
-        live.cluster && !models().length ? empty("No model yet", "Run a shim beside each engine, and its model appears here:",
+        live.cluster && !models().length ? empty("No model yet", "Run a shim beside each engine. The models then appear here:",
           code("worker-shim run --engine-http http://127.0.0.1:8000 --nats nats://127.0.0.1:4222"),
-          "Without an engine at hand, indexer demo runs a whole fleet of simulated ones.") : empty("Waiting for the indexer…"));
+          "Without an engine, run indexer demo: a fleet of simulated engines.") : empty("Waiting for the indexer…"));
       return;
     }
     const of = Object.fromEntries(funnel.steps.map((s) => [s.step, s.tokens]));
     tiles.replaceChildren(tile("Requests", count(funnel.requests)), tile("Routed", count(funnel.routed), share(funnel.routed, funnel.requests)),
       tile("Reuse known", count(funnel.reported), share(funnel.reported, funnel.routed) + " of routed"),
-      tile("Reused", funnel.reported ? share(of.reused, of.asked) : unreported, funnel.reported ? "of what was asked" : "by any engine"), tile("At best", share(of.seen, of.asked), "with a cache of any size"));
+      tile("Reused", funnel.reported ? share(of.reused, of.asked) : unreported, funnel.reported ? "of the asked tokens" : "by any engine"), tile("At best", share(of.seen, of.asked), "with a cache of any size"));
     let before = of.asked;
     for (const s of funnel.steps) {
       const row = rows[s.step];
@@ -118,7 +118,7 @@ export function show(place) {
     basis();
   }
 
-  // losses shows each cause where its tokens fall off the step before.
+  // losses shows each cause with a bar. The bars lie side by side, up to the end of the previous step's bar.
   function losses(row, lost, to, asked) {
     const focus = document.activeElement;
     const items = lost.map((l) => {
@@ -148,7 +148,8 @@ export function show(place) {
     return l;
   }
 
-  // draw shows the steps over time: buckets of ten seconds, or of a minute where some are, joined so that some 60 are shown.
+  // draw shows the steps over time, with at most 60 bars. A bar joins the buckets of a period. The period is a multiple
+  // of the longest bucket.
   function draw() {
     if (!funnel || box.hidden) return;
     const widest = Math.max(10, ...funnel.buckets.map((b) => b.seconds)) * 1000;
@@ -219,7 +220,7 @@ export function show(place) {
     draw();
   }
 
-  // basis says what the numbers rest on.
+  // basis shows the records behind the numbers, for each node.
   function basis() {
     const columns = [["Recorded since", (n) => time(n.from)], ["Blocks remembered since", (n) => time(n.history_from)], ["Blocks forgotten", "history_lost"],
       ["Requests dropped", "dropped"], ["Messages unread", "events_unread"], ["Choices not reported in time", "forgotten"],
@@ -227,15 +228,15 @@ export function show(place) {
     const left = rests.querySelector(".scroll")?.scrollLeft || 0;
     const focused = document.activeElement?.matches(".basis");
     const decided = Object.entries(funnel.decisions).sort((a, b) => b[1] - a[1]);
-    const table = el("div", { class: "scroll basis", tabindex: "0", role: "region", "aria-label": "What the nodes recorded" }, el("table", {},
+    const table = el("div", { class: "scroll basis", tabindex: "0", role: "region", "aria-label": "Records of the nodes" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Node"), columns.map(([name]) => el("th", { scope: "col", class: "num" }, name)))),
       el("tbody", {}, funnel.nodes.map((n) => el("tr", {}, el("th", { scope: "row" }, n.node), columns.map(([, of]) =>
         typeof of === "function" ? el("td", { class: "num" }, of(n)) : el("td", { class: "num" },
           n[of] && of !== "forgotten" && of !== "history_lost" ? el("span", { class: "chip warn" }, count(n[of])) : count(n[of]))))))));
-    rests.replaceChildren(el("section", { class: "card" }, el("h2", {}, "What it rests on"),
+    rests.replaceChildren(el("section", { class: "card" }, el("h2", {}, "Records behind the numbers"),
       el("p", { class: "soft" }, "From " + time(funnel.from) + " to " + time(funnel.to) + ", on " + count(funnel.nodes.length) +
         (funnel.nodes.length === 1 ? " node" : " nodes") + (decided.length ? ". Choices: " + decided.map(([o, n]) => count(n) + " " + o.replaceAll("_", " ")).join(", ") : "") +
-        ". Counts of a node are since it started."), table));
+        ". The counts of a node begin at the start of the node."), table));
     table.scrollLeft = left;
     if (focused) table.focus({ preventScroll: true });
   }

@@ -1,22 +1,21 @@
-// What the indexer says of the fleet and the cluster, as it changes.
+// The state of the fleet and the cluster, from the stream of the indexer's events.
 import { request, bounded } from "./api.js";
 import { clock, keep } from "./ui.js";
 
 export const live = {
   ranks: new Map(), // by key(rank)
-  expired: new Map(), // ranks whose leases have expired, as rows of the fleet; the index has nothing of them
+  expired: new Map(), // ranks with expired leases, as rows of the fleet; the index has none of the blocks
   missing: [],
-  error: null, // why nothing is known of the fleet
+  error: null, // the reason, if the state of the fleet is unavailable
   cluster: null,
-  fleetAt: null, // when the fleet was looked at; null: not yet
+  fleetAt: null, // time of the last event of the fleet; null: no event yet
 };
 
 export const key = (r) => r.instance + "\n" + r.rank;
 
 const listeners = new Set();
 
-// onChange has f called with "fleet", "cluster" or "state" when that has changed, until the function that it returns is
-// called.
+// onChange calls f with "fleet" or "cluster" after a change of live. The returned function ends the calls.
 export function onChange(f) {
   listeners.add(f);
   return () => listeners.delete(f);
@@ -53,7 +52,7 @@ const take = {
   },
 };
 
-// models are those that any node serves, each once.
+// models returns the models of all nodes, without duplicates.
 export function models() {
   const found = new Map();
   for (const n of live.cluster?.nodes || []) {
@@ -62,8 +61,8 @@ export function models() {
   return [...found.values()].sort((a, b) => a.model < b.model ? -1 : a.model > b.model ? 1 : a.block_size - b.block_size);
 }
 
-// choices are the models to choose from: what of a request names one, as JSON, and a text. The one that was chosen is
-// among them.
+// choices returns an option for every model: the fields of a request as JSON, and a text. The list always includes the
+// chosen model.
 export function choices(chosen) {
   const found = models();
   const list = found.map((m) => {
@@ -73,15 +72,15 @@ export function choices(chosen) {
   return chosen ? keep(list, chosen, JSON.parse(chosen).model) : list;
 }
 
-const silence = 15000; // ms after which a node is taken for frozen; one that is not says something every five seconds
+const silence = 15000; // ms without data until a node counts as frozen; other nodes send data every five seconds
 
-// watch follows the stream of server-sent events, and begins again when it ends or nothing more is read. It is read by
-// fetch, so that the token can go with it. said is told how it stands: "on", or "off" with why and when anything was read
-// last, in ms; 0 is never.
+// watch reads the stream of server-sent events, and connects again after the end of the stream or a silence. The
+// requests use fetch, because an EventSource cannot send the token. watch calls said with the state of the connection:
+// "on", or "off" with the reason and the time of the last data in ms (0: never).
 export async function watch(said) {
   let heard = 0;
   for (let tries = 0; ; tries++) {
-    const stream = bounded(silence, "The indexer has said nothing for " + silence / 1000 + " seconds. It is asked again.");
+    const stream = bounded(silence, "The indexer has sent nothing for " + silence / 1000 + " seconds. The page retries.");
     try {
       const reply = await request("v1/watch", { signal: stream.signal });
       said("on");
@@ -103,11 +102,11 @@ export async function watch(said) {
           if (take[name] && data) take[name](JSON.parse(data));
         }
       }
-      said("off", "The indexer has ended the connection. It is asked again.", heard);
+      said("off", "The indexer has ended the connection. The page connects again.", heard);
     } catch (e) {
       said("off", (stream.signal.reason || e).message, heard);
     }
-    stream.abort(); // what is not read to its end would stay open
+    stream.abort(); // otherwise an unread stream stays open
     await new Promise((resolve) => setTimeout(resolve, Math.min(10000, 500 * 2 ** Math.min(tries, 5))));
   }
 }

@@ -1,5 +1,5 @@
-// Prefixes: the tree of blocks that workers share, as an icicle. The width of a run is its blocks and those behind it,
-// its colour how many ranks hold it.
+// Prefixes: the tree of blocks that workers share, as an icicle. The width of a run is the number of blocks in the run
+// and in all runs after the run. The colour is the number of ranks that hold the run.
 import { ask, looking } from "./api.js";
 import { live, models, choices, onChange } from "./live.js";
 import { el, setText, count, short, step, canvas, colour, tip, bare, tiers, tile, tileBox, hovering, percent, empty, pick, fill, onDraw } from "./ui.js";
@@ -8,10 +8,11 @@ export const title = "Prefixes";
 
 const rowHeight = 30;
 
-const set = { model: "", node: "" }; // what the reader has chosen
+const set = { model: "", node: "" }; // the selections of the reader
 
-// layout makes a tree of the runs: each with its children, what it and they come to in blocks, the hashes from the start
-// to it, by which it is known again, and where it lies, from 0 to 1 in width.
+// layout builds a tree of the runs. A node has the children, the sum of all blocks in the subtree, and the position
+// from 0 to 1 in width. The path of a node has the first hashes of all runs from the root, and identifies the run in
+// the next tree.
 function layout(runs) {
   const root = { blocks: 0, depth: 0, holders: 0, children: [], level: -1, parent: null, path: "" };
   const nodes = runs.map((r) => ({ ...r, children: [] }));
@@ -30,7 +31,7 @@ function place(n, from, to) {
   n.to = to;
   let at = from;
   for (const c of n.children.sort((a, b) => b.holders - a.holders || b.sum - a.sum || (a.hash < b.hash ? -1 : 1))) {
-    const width = (to - from) * c.sum / n.sum; // what is left is the run's own blocks
+    const width = (to - from) * c.sum / n.sum; // the rest of the width is for the blocks of n
     c.level = n.level + 1;
     c.path = n.path + "/" + c.hash;
     place(c, at, at + width);
@@ -39,14 +40,14 @@ function place(n, from, to) {
 }
 
 export function show(place_) {
-  let tree = null; // as the indexer said it
+  let tree = null; // the last answer of the indexer
   let laid = null;
-  let other = false; // the reader has chosen another tree since
-  let zoomed = ""; // the path of the run that is zoomed to
-  let current = null; // the run that the keyboard is at
+  let other = false; // the reader has selected another tree since the last answer
+  let zoomed = ""; // the path of the zoomed run; empty: the root
+  let current = null; // the run selected by keyboard or click; null: none
 
   const [model, modelField] = pick("prefix-model", "Model", [], (v) => { set.model = v; zoomed = ""; current = null; other = true; look(); });
-  const [node, nodeField] = pick("prefix-node", "As known by", [], (v) => { set.node = v; other = true; look(); });
+  const [node, nodeField] = pick("prefix-node", "Node", [], (v) => { set.node = v; other = true; look(); });
   const crumbs = el("div", { class: "crumbs", role: "navigation", "aria-label": "Zoom" });
   const { again, ...hover } = hovering((e) => { const n = at(e); return n ? words(n) : ""; });
   const picture = el("canvas", { id: "icicle", tabindex: "0", role: "application", ...hover,
@@ -74,7 +75,7 @@ export function show(place_) {
 
   const { look, end } = looking((signal) => set.model && ask("POST", "v1/prefixes", { ...JSON.parse(set.model), node: set.node }, signal),
     (answer, failure) => {
-      tree = answer || (other ? null : tree); // one of another model is not shown under this one's name
+      tree = answer || (other ? null : tree); // a tree of another model must not appear under this model's name
       other = false;
       setText(error, failure ? failure.message : "");
       laid = tree && layout(tree.runs);
@@ -85,7 +86,8 @@ export function show(place_) {
 
   const focus = () => laid.nodes.find((n) => n.path === zoomed) || laid.root;
 
-  // nearest is the run at a path, or if it is evicted the last one on the way to it that is there; null is none.
+  // nearest returns the run at a path. If the tree lacks the run, nearest returns the last run of the path in the tree,
+  // or null.
   function nearest(path) {
     for (; path; path = path.slice(0, path.lastIndexOf("/"))) {
       const n = laid.nodes.find((n) => n.path === path);
@@ -105,11 +107,11 @@ export function show(place_) {
     none.hidden = there;
     missing.hidden = !tree || tree.complete;
     if (!missing.hidden) {
-      setText(missing, (tree.missing.length === 1 ? "Partition " : "Partitions ") + tree.missing.join(", ") + " could not be looked at: their workers are not shown." +
-        (tree.unheard ? " Not heard: " + tree.unheard.join(", ") + "." : ""));
+      setText(missing, (tree.missing.length === 1 ? "Partition " : "Partitions ") + tree.missing.join(", ") + " could not be read. Workers are missing here." +
+        (tree.unheard ? " No answer from " + tree.unheard.join(", ") + "." : ""));
     }
     if (!there) {
-      none.replaceChildren(live.cluster && !models().length || tree ? empty("No prefixes yet", "As soon as an engine stores blocks of a prompt, they appear here.") :
+      none.replaceChildren(live.cluster && !models().length || tree ? empty("No prefixes yet", "Prefixes appear here after an engine has stored blocks of a prompt.") :
         empty("Waiting for the indexer…"));
       return;
     }
@@ -156,7 +158,7 @@ export function show(place_) {
       crumbs.dataset.of = names.join();
       crumbs.replaceChildren(...way.flatMap((n, i) => [i ? "›" : "", el("button", { type: "button", disabled: i === way.length - 1,
         click: () => { zoomed = paths[i]; draw(); } }, names[i])]));
-      if (focused) picture.focus(); // what had the focus is gone
+      if (focused) picture.focus(); // the button with the focus was removed
     }
     scale.replaceChildren("held by 1 ", el("span", { "aria-hidden": "true" }, [1, 2, 3, 4, 5, 6, 7, 8].map((i) => el("i", { class: "s" + i }))),
       " by " + count(most));
@@ -173,12 +175,12 @@ export function show(place_) {
       tile("Held by several ranks", percent(shared, shown), more > 0 ? "of the blocks shown" : "of the blocks"),
       tile("Copies of a block", (copies / shown).toFixed(1), "on average"), tile("Longest shared prefix", short(longest), "blocks"));
     setText(said, count(laid.nodes.length) + (laid.nodes.length === 1 ? " run" : " runs") + " with " + count(shown) + " of " + count(tree.total_blocks) + " blocks" +
-      (more > 0 ? ", those with most blocks times holders, and " + count(more) + " more runs" : "") + ". " + (tree.node ? tree.node + " knows " : "All nodes know ") +
+      (more > 0 ? ", with the most blocks times holders; " + count(more) + " more runs are not shown" : "") + ". " + (tree.node ? tree.node + " has " : "All nodes have ") +
       count(tree.ranks) + (tree.ranks === 1 ? " rank" : " ranks") + " of the model, in " + (tree.partitions.length > 8 ?
       count(tree.partitions.length) + " partitions" : (tree.partitions.length === 1 ? "partition " : "partitions ") + tree.partitions.join(", ")) + ".");
     picture.dataset.runs = laid.nodes.length;
     picture.dataset.blocks = shown;
-    setText(now, current ? words(current).replaceAll("\n", "; ") : "Width is blocks, a run's own and those behind it. Point at a run to see who holds it; click it to zoom.");
+    setText(now, current ? words(current).replaceAll("\n", "; ") : "The width is the number of blocks, with all following blocks. Point at a run for the holders; click to zoom.");
     again();
   }
 
@@ -216,7 +218,7 @@ export function show(place_) {
     }[e.key];
     if (to) {
       current = to() || laid.root.children[0];
-      while (!(current.path + "/").startsWith(zoomed + "/")) zoomed = zoomed.slice(0, zoomed.lastIndexOf("/")); // until it is seen
+      while (!(current.path + "/").startsWith(zoomed + "/")) zoomed = zoomed.slice(0, zoomed.lastIndexOf("/")); // until the run is visible
     }
     else if (e.key === "Enter" && current) zoom(current);
     else if (e.key === "Escape" && zoomed) zoom(top);

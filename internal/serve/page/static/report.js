@@ -1,4 +1,4 @@
-// Reports of indexer what-if --json. parse takes over only known fields of the right type and range, so a view needs no
+// Reports of predictions in JSON. parse copies only defined fields of the right type and range, so a view needs no
 // further checks.
 
 export const mostBytes = 16 << 20; // of a file
@@ -28,7 +28,8 @@ const figures = (v, name) => {
     computed: number(of, "computed_prompt_tokens"), hours: number(of, "worker_hours") };
 };
 
-// errors are the differences of a replay from the measurement: of shares, and relative ones, which may be unknown.
+// errors are the differences of a replay from the measurement. The difference of the hit rate is absolute. The other
+// differences are relative; null is unknown.
 const errors = (v, name) => {
   const of = object(v, name), relative = (field) => (of[field] === undefined ? null : number(of, field, -1));
   return { hitRate: number(of, "hit_rate", -1, 1), mean: relative("ttft_mean"), p50: relative("ttft_p50"), p99: relative("ttft_p99") };

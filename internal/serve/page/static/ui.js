@@ -1,6 +1,7 @@
-// What all views have in common: making elements, and writing numbers.
+// Functions for all views: elements, and the format of numbers and times.
 
-// el makes an element. Attributes that are functions are event listeners; those that are null or false are left out.
+// el creates an element. A function among the attributes becomes an event listener. Attributes with the value null,
+// undefined or false are omitted.
 export function el(tag, attributes, ...children) {
   const e = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -13,16 +14,18 @@ export function el(tag, attributes, ...children) {
   return e;
 }
 
-// bare reports whether a key was pressed without those that make it the browser's: Alt and an arrow go back a page.
+// bare reports whether a key was pressed without Alt, Ctrl and Meta. Browsers use keys with a modifier: Alt and the
+// left arrow go back a page.
 export const bare = (e) => !(e.altKey || e.ctrlKey || e.metaKey);
 
-// setText changes an element's text, if it is another.
+// setText sets the text of an element, if the text differs.
 export function setText(e, text) {
   text = String(text);
   if (e.textContent !== text) e.textContent = text;
 }
 
-// long is a text whose middle is left out where there is no room: names of pods differ at the end. setLong changes it.
+// long returns an element with a text. A narrow element cuts the middle of the text, because names of pods differ at
+// the end. setLong changes the text.
 export const long = (text) => setLong(el("span", { class: "long" }, el("span"), el("span")), text);
 export function setLong(e, text) {
   setText(e.firstChild, text.slice(0, -6));
@@ -30,19 +33,20 @@ export function setLong(e, text) {
   return e;
 }
 
-// pick is a select with its label: it, and the field that holds both. change is told what was chosen.
+// pick returns a select, and the field with the label and the select. change is called with the selected value.
 export function pick(id, name, list, change) {
   const select = el("select", { id, change: (e) => change?.(e.target.value) });
   fill(select, list);
   return [select, el("div", { class: "field" }, el("label", { for: id }, name), select)];
 }
 
-// keep adds what was chosen to options that lack it: what a node serves is away for a moment while it restarts.
+// keep adds the chosen value to options without this value: a model or a node is absent for a moment while a node
+// restarts.
 export const keep = (list, chosen, name = chosen) =>
   !chosen || list.some(([value]) => value === chosen) ? list : [...list, [chosen, name + " (not there now)"]];
 
-// fill gives a select its options, each a value and a text, and reports whether they are other ones. What was chosen
-// stays so.
+// fill sets the options of a select, and reports whether the options changed. An option is a value and a text. The
+// option with the value chosen is selected.
 export function fill(select, list, chosen) {
   list = keep(list, chosen);
   const text = JSON.stringify(list);
@@ -55,7 +59,7 @@ export function fill(select, list, chosen) {
 const whole = new Intl.NumberFormat("en-US");
 export const count = (n) => whole.format(n);
 
-// short writes a number in at most five characters: 12,345 is 12.3k.
+// short formats a number in at most five characters: 12,345 is 12.3k.
 export function short(n) {
   if (n < 10000) return n < 100 && n !== Math.round(n) ? n.toFixed(1) : whole.format(Math.round(n));
   for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
@@ -69,10 +73,10 @@ export function bytes(n) {
   return (unit === 0 ? n : n.toFixed(n < 10 ? 1 : 0)) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][unit];
 }
 
-// clock: how many milliseconds the indexer's is ahead of this computer's.
+// clock.ahead is the time of the indexer minus the time of this computer, in milliseconds.
 export const clock = { ahead: 0 };
 
-// time writes a moment: the time of the day, with the date unless it is today's.
+// time formats a time of day, with the date unless the date is today.
 export function time(at, digits) {
   const t = new Date(at);
   const date = t.toDateString() === new Date().toDateString() ? "" :
@@ -80,7 +84,7 @@ export function time(at, digits) {
   return date + t.toLocaleTimeString("en-GB", digits);
 }
 
-// age writes how long ago a time of the indexer was.
+// age formats the duration since a time of the indexer.
 export function age(time, now = Date.now() + clock.ahead) {
   const at = Date.parse(time);
   if (!at || at < 0) return "never";
@@ -93,10 +97,10 @@ export function age(time, now = Date.now() + clock.ahead) {
 
 export const percent = (part, all) => all > 0 ? (100 * part / all).toFixed(part && part < all / 100 ? 2 : 0) + "%" : "–";
 
-// step is a place on the scale of colours, 0 to 8.
+// step returns a step of the scale of colours, from 0 to 8.
 export const step = (n, most) => n > 0 && most > 0 ? Math.max(1, Math.min(8, Math.ceil(8 * n / most))) : 0;
 
-// colour reads a colour of the style sheet.
+// colour returns a colour of the style sheet.
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export const tiers = ["device", "host", "disk", "external"];
@@ -114,12 +118,12 @@ export function tile(name, value, unit, kind) {
   return el("div", { class: "tile" }, el("dt", {}, name), number);
 }
 
-// tileBox holds tiles in rows of about the same length, whatever there is room for: ten are two rows of five, not one of
-// nine and one that stands alone.
+// tileBox returns a box of tiles in rows of about the same length. Ten tiles form two rows of five, even with space for
+// nine tiles in a row.
 export function tileBox(...tiles) {
   const box = el("dl", { class: "tiles" }, ...tiles);
   const lay = () => {
-    const most = Math.max(2, Math.floor((box.clientWidth + 1) / 137)); // a tile has at least 136 pixels, a line is between two
+    const most = Math.max(2, Math.floor((box.clientWidth + 1) / 137)); // a tile has at least 136 pixels, a line has 1
     const rows = Math.ceil(box.children.length / most);
     box.style.setProperty("--in-row", Math.ceil(box.children.length / rows) || 1);
   };
@@ -128,7 +132,7 @@ export function tileBox(...tiles) {
   return box;
 }
 
-// busy disables a button while work is done. A button that is disabled loses the focus, and so gets it back.
+// busy disables a button during work. A disabled button loses the focus, so busy restores the focus after the work.
 export async function busy(button, work) {
   const focused = document.activeElement === button;
   button.disabled = true;
@@ -140,7 +144,7 @@ export async function busy(button, work) {
   }
 }
 
-// meter shows how much of a bound is used.
+// meter returns a bar with the used part of a limit.
 export function meter(used, limit) {
   if (!limit) return el("span", {}, bytes(used));
   const bar = el("i");
@@ -149,7 +153,7 @@ export function meter(used, limit) {
     bytes(used) + " of " + bytes(limit));
 }
 
-// canvas fits a canvas to its element, and returns what draws on it in units of the page.
+// canvas fits a canvas to the element, and returns a drawing context and the size, in units of the page.
 export function canvas(c, height) {
   const scale = window.devicePixelRatio || 1;
   const width = c.clientWidth;
@@ -165,7 +169,7 @@ export function canvas(c, height) {
   return { g, width, height };
 }
 
-// tip shows text beside the pointer; without text it goes.
+// tip shows text beside the pointer. An empty text hides the tip.
 const shown = el("div", { class: "tip", role: "tooltip", hidden: true });
 export function tip(event, text) {
   if (!shown.isConnected) document.body.append(shown);
@@ -177,15 +181,15 @@ export function tip(event, text) {
   shown.style.top = (event.clientY + 18 + height < innerHeight ? event.clientY + 18 : event.clientY - height - 10) + "px";
 }
 
-// hovering are the listeners that show what words says of where the pointer is. again is to be called when something else
-// may lie there.
+// hovering returns listeners for the pointer. The listeners show the result of words(event) beside the pointer. A view
+// calls again after a change of the content under the pointer.
 export function hovering(words) {
   let last = null;
   const again = () => last && tip(last, words(last));
   return { again, pointermove: (e) => { last = e; again(); }, pointerleave: (e) => { last = null; tip(e, ""); } };
 }
 
-// onDraw has a picture drawn anew when the window or the theme changes, until the function that it returns is called.
+// onDraw calls draw after every change of the window's size or the theme. The returned function removes the listeners.
 export function onDraw(draw) {
   for (const what of ["resize", "theme"]) addEventListener(what, draw);
   return () => { for (const what of ["resize", "theme"]) removeEventListener(what, draw); };

@@ -1,12 +1,12 @@
-// What if: a report of indexer what-if, which replays the recorded traffic on a changed fleet. The file is read in the
-// browser and sent nowhere.
+// What if: a report of a replay of the recorded traffic on a changed fleet. The browser reads the file and does not
+// send the file.
 import { parse, mostBytes } from "./report.js";
 import { el, setText, count, canvas, colour, tip, bare, time, tile, tileBox, hovering, empty, code, onDraw } from "./ui.js";
 
 export const title = "What if";
 
 const plotHeight = 220, margin = 52; // of the plot; a margin is for an axis
-const kept = { report: null, file: "" }; // while other views are shown
+const kept = { report: null, file: "" }; // the open report, also while another view is displayed
 
 const rate = (share) => (100 * share).toFixed(1) + "%";
 const seconds = (s) => (s === 0 ? "unknown" : s < 1 ? (1000 * s).toFixed(0) + " ms" : s.toFixed(2) + " s");
@@ -14,8 +14,8 @@ const signed = (x, digits, unit) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(
 const points = (x) => signed(100 * x, 1, " points");
 const relative = (x) => (x === null ? "unknown" : signed(100 * x, 0, "%"));
 
-// Of each figure: its name, its text, and the difference of b to a as a text. Those with an error of the replay have a
-// place in the plot.
+// rows has the name, the text and the difference of b to a for each figure. The plot shows the figures with an error of
+// the replay.
 const rows = {
   workers: ["Workers", count],
   hitRate: ["Hit rate", rate, (a, b) => points(b - a)],
@@ -30,8 +30,8 @@ const columns = { measured: "Measured", history: "History", baseline: "Today’s
 
 export function show(place) {
   let bars = []; // of the plot
-  let current = -1; // the bar that the keyboard is at
-  let turn = null; // the last file
+  let current = -1; // the index of the bar selected by keyboard; -1: none
+  let turn = null; // identifies the last opened file
 
   const file = el("input", { id: "whatif-file", type: "file", accept: ".json,application/json", change: () => {
     if (file.files.length) read(file.files[0]);
@@ -52,15 +52,15 @@ export function show(place) {
       "The replay of the history against the measurement. A predicted effect below this error is noise.")),
     el("section", { class: "card" }, el("h2", {}, "The effect"), el("div", { class: "icicle" }, plot), now, legend),
     el("section", { class: "card" }, el("h2", {}, "All figures"), table),
-    el("section", { class: "card" }, el("h2", {}, "What is unknown"), notes));
+    el("section", { class: "card" }, el("h2", {}, "Notes"), notes));
   const none = el("div", { class: "card" }, empty("No report yet",
     "Predict more or fewer workers, more memory, a host tier or another policy from the recorded traffic (indexer serve --record):",
     code("indexer what-if --since 24h --model MODEL --workers +2 --json > report.json"),
-    "Then open the report here, or drop it on this page. It stays in this browser."));
+    "Then open the report here, or drop the file on this page. The file stays in this browser."));
   place.append(el("div", { class: "view" }, el("div", { class: "head" }, el("h1", {}, "What if"), el("div", { class: "fields" },
     el("div", { class: "field" }, el("label", { for: "whatif-file" }, "Report of indexer what-if --json"), file))), error, none, box));
 
-  // read shows the report in a file. After a failure the report before stays.
+  // read shows the report in a file. After a failure, the page keeps the earlier report.
   async function read(from) {
     const mine = turn = {};
     let failure = "";
@@ -79,7 +79,7 @@ export function show(place) {
     refresh();
   }
 
-  // The browser would leave the page for a file that is dropped.
+  // Without these listeners, the browser leaves the page for a dropped file.
   const carries = (e) => e.dataTransfer?.types.includes("Files");
   const over = (e) => { if (carries(e)) e.preventDefault(); };
   const drop = (e) => {
@@ -115,7 +115,7 @@ export function show(place) {
     draw();
   }
 
-  // figures fills the table. An expected figure has its difference to the measured one.
+  // figures fills the table. The expected figures include the difference to the measured figures.
   function figures(r) {
     const shown = Object.keys(columns).filter((c) => r[c]);
     table.replaceChildren(el("table", {},
@@ -124,8 +124,9 @@ export function show(place) {
         shown.map((c) => el("td", { class: "num" }, write(r[c][of]), c === "expected" && effect(r, of))))))));
   }
 
-  // effect is the difference of an expected figure, with a mark if the replay's own error is larger. Worker hours have
-  // their difference to today's fleet: the measured figures have only workers with requests.
+  // effect returns the difference of an expected figure, with a mark if the error of the replay is at least as large.
+  // The difference of the worker hours is relative to today's fleet, because the measured figures have only workers
+  // with requests.
   function effect(r, of) {
     const a = (of === "hours" ? r.baseline : r.measured)[of], b = r.expected[of], difference = rows[of][2];
     if (!difference || a === 0 || b === 0 && of !== "hitRate") return null;
@@ -134,7 +135,7 @@ export function show(place) {
     return [" ", el("span", { class: noise ? "chip warn" : "chip" }, difference(a, b) + (noise ? ", noise" : ""))];
   }
 
-  // draw shows the hit rate on an axis of shares, and times on an axis of their own.
+  // draw shows the hit rate on an axis of shares, and times on a second axis.
   function draw() {
     if (box.hidden) return;
     current = Math.min(current, bars.length - 1);
@@ -143,7 +144,7 @@ export function show(place) {
     const axes = [[bars.filter((b) => b.of === "hitRate"), 1, (v) => 100 * v + "%"]];
     const times = bars.filter((b) => b.of !== "hitRate");
     if (times.length) axes.push([times, 1.05 * Math.max(...times.map((b) => b.value + b.around)), (v) => (v ? seconds(v) : "0")]);
-    const wide = (width - margin * axes.length) / (bars.length || 1); // of a bar, with its gap
+    const wide = (width - margin * axes.length) / (bars.length || 1); // of a bar with the gap
     let left = 0;
     g.font = "12px system-ui, sans-serif";
     g.textBaseline = "middle";
@@ -186,7 +187,7 @@ export function show(place) {
   const words = (b) => rows[b.of][0] + ", " + columns[b.column].toLowerCase() + ": " + rows[b.of][1](b.value) +
     (b.around ? ", ± " + (b.of === "hitRate" ? (100 * b.around).toFixed(1) + " points" : seconds(b.around)) + " by the error of the replay" : "");
 
-  // at returns the bar nearest to the pointer.
+  // at returns the index of the bar nearest to the pointer.
   function at(e) {
     const x = e.clientX - plot.getBoundingClientRect().left;
     let best = 0;
