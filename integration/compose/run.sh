@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Runs docker-compose.yml for real: builds the images, starts everything, feeds it, kills one NATS server and one indexer, queries all
-# the while, lets them come back, and takes everything down again. Says what it sees; ends with a status other than 0 at the first
-# thing that is not as it must be.
+# Tests docker-compose.yml with real containers. The script builds the images, starts all services, kills a NATS server and an
+# indexer, queries the other indexers, restarts the killed services, and stops and removes all services. The script prints every
+# step, and exits with a status above 0 at the first failed check.
 #
-# Where no container engine runs it starts one of its own (dockerd, as root) in a folder that it removes; where none is installed, and
-# it may, it installs Debian's packages docker.io and docker-compose.
+# Without a running container engine, the script starts dockerd as root in a temporary folder. Without an installed engine, the
+# script installs Debian's packages docker.io and docker-compose, which needs root.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 work=$(mktemp -d)
 project=kvatlas-$$
-export KVATLAS_NATS_PORT= KVATLAS_HTTP_PORT= # free ports
+export KVATLAS_NATS_PORT= KVATLAS_HTTP_PORT= # the system selects free ports
 engine=
 
 say() { awk -v a="$(date +%s.%N)" -v b="$begun" -v w="$*" 'BEGIN { printf "%6.1f s  %s\n", a - b, w }'; }
@@ -40,7 +40,7 @@ if ! command -v dockerd >/dev/null && ! docker info >/dev/null 2>&1 || ! command
     exit 1
   fi
   say "installing docker.io and docker-compose"
-  apt-get update -qq >"$work/apt.log" 2>&1 || true # stale lists may still do
+  apt-get update -qq >"$work/apt.log" 2>&1 || true # old package lists may suffice
   apt-get install -qq -y --no-install-recommends docker.io docker-compose iptables >>"$work/apt.log" 2>&1 || { cat "$work/apt.log"; exit 1; }
 fi
 if ! docker info >/dev/null 2>&1; then
@@ -56,10 +56,10 @@ if ! docker info >/dev/null 2>&1; then
   docker info >/dev/null || { tail -20 "$work/dockerd.log"; exit 1; }
 fi
 
-# ask NODE WORDS... runs an indexer command in a node's container.
+# The function runs an indexer command in the container of a node: ask NODE WORDS...
 ask() { compose exec -T "$1" /indexer "${@:2}"; }
 
-# until_true SECONDS WHAT COMMAND... repeats a command until it succeeds.
+# until_true SECONDS CHECK COMMAND... repeats a command until success, and fails after SECONDS.
 until_true() {
   local end=$((SECONDS + $1)) what=$2
   shift 2
@@ -70,7 +70,7 @@ until_true() {
   say "$what"
 }
 
-# All simulated conversations begin with the same 512 tokens: 32 blocks of 16, of which each engine holds all.
+# All simulated conversations begin with the same 512 tokens. Every engine holds all 32 blocks of 16 tokens.
 prompt=$(for b in $(seq 0 31); do for _ in $(seq 16); do printf '%d,' "$b"; done; done | sed 's/,$//')
 holds_all() {
   local answer
@@ -90,7 +90,7 @@ make images >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 say "starting"
 compose up -d >"$work/up.log" 2>&1 || { cat "$work/up.log"; fail "compose up"; }
 for n in 1 2 3; do until_true 120 "indexer-$n is healthy" healthy indexer-$n; done
-until_true 60 "both workers hold the whole prompt" holds_all indexer-1
+until_true 60 "both workers hold the complete prompt" holds_all indexer-1
 for container in $(compose ps -q); do
   read -r name pid <<<"$(docker inspect -f '{{.Name}} {{.State.Pid}}' "$container")"
   has=$(awk '$1 ~ /^(Uid|CapEff|CapBnd|NoNewPrivs):$/ { printf "%s%s ", $1, $2 }' "/proc/$pid/status")
@@ -101,28 +101,28 @@ for n in 1 2; do
   mounted=$(docker inspect -f '{{range .Mounts}}{{.Source}}{{"\n"}}{{end}}' "$(compose ps -q shim-$n)" | grep keys/)
   [ "$(basename "$mounted")" = "default-shim-worker-$n.nk" ] || fail "shim-$n has the keys $mounted"
 done
-compose exec -T engine-1 /indexer probe http://indexer-1:8090/healthz >"$work/last" 2>&1 && fail "an engine reaches indexers"
-compose exec -T -e NATS_NKEY= indexer-1 /indexer status >"$work/last" 2>&1 && fail "NATS asks for no key"
-grep -qi auth "$work/last" || { cat "$work/last"; fail "NATS does not refuse a client without a key"; }
-say "containers have no rights, and only their own keys"
+compose exec -T engine-1 /indexer probe http://indexer-1:8090/healthz >"$work/last" 2>&1 && fail "an engine can connect to an indexer"
+compose exec -T -e NATS_NKEY= indexer-1 /indexer status >"$work/last" 2>&1 && fail "NATS accepts a client without a key"
+grep -qi auth "$work/last" || { cat "$work/last"; fail "NATS returns no authentication error to a client without a key"; }
+say "containers have no capabilities, and shims have only the key of their worker"
 
 say "killing nats-2 and indexer-1"
 docker kill "$(compose ps -q nats-2)" "$(compose ps -q indexer-1)" >/dev/null
-until_true 60 "the two others answer, whole" holds_all indexer-2
-counted() { before=$(applied indexer-3) && [ -n "$before" ]; } # the first server that the command tries may be the dead one
-until_true 60 "indexer-3 answers" counted
-until_true 60 "indexer-3 goes on applying events" grows indexer-3 "$before"
+until_true 60 "indexer-2 returns a complete answer" holds_all indexer-2
+counted() { before=$(applied indexer-3) && [ -n "$before" ]; } # the command may first try the killed server
+until_true 60 "indexer-3 reports the number of applied events" counted
+until_true 60 "indexer-3 applies further events" grows indexer-3 "$before"
 
-say "starting them again"
+say "restarting nats-2 and indexer-1"
 compose up -d >"$work/up.log" 2>&1 || { cat "$work/up.log"; fail "compose up"; }
 until_true 120 "nats-2 is healthy" healthy nats-2
 until_true 120 "indexer-1 is healthy" healthy indexer-1
-until_true 60 "indexer-1 answers, whole" holds_all indexer-1
+until_true 60 "indexer-1 returns a complete answer" holds_all indexer-1
 ask indexer-1 workers
-say "stopping in good order"
+say "stopping all services"
 compose stop >"$work/stop.log" 2>&1 || fail "compose stop"
 for s in indexer-1 indexer-2 indexer-3 shim-1 shim-2; do
   code=$(docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq $s 2>/dev/null || compose ps -q $s)")
   [ "$code" = 0 ] || fail "$s ended with $code"
 done
-say "all as it must be"
+say "all checks passed"

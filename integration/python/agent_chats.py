@@ -1,10 +1,10 @@
-"""The tokens that vLLM's own renderers make of chats, Responses and Messages, out of its wheel and without torch.
+"""Prints the tokens of vLLM's own renderers for chats, Responses and Messages, from the wheel and without torch.
 
     agent_chats.py WHEEL TOKENIZER.JSON TEMPLATE [BOS] < requests > results
 
-Each line of requests is {"api": "chat", "responses" or "messages", "request"}, and each of results {"tokens", "text"}
-or {"error"}. With "convert": true, a result is {"messages", "tools", "kwargs", "special"} instead: the chat that vLLM
-makes of the request. The renderers are those of /v1/messages/render and /v1/responses/render.
+Each line of requests is {"api": "chat", "responses" or "messages", "request"}. Each line of results is {"tokens", "text"}
+or {"error"}. With "convert": true, a result is {"messages", "tools", "kwargs", "special"}: the chat that vLLM makes from
+the request. The renderers are those of /v1/messages/render and /v1/responses/render.
 """
 import asyncio
 import json
@@ -35,7 +35,7 @@ REAL = {
     "vllm.transformers_utils.chat_templates", "vllm.transformers_utils.chat_templates.registry",
 }
 wheel.STUBBED -= {"transformers", "huggingface_hub", "requests", "regex", "urllib3", "PIL"}
-# A stub in a model of pydantic is any value.
+# pydantic accepts any value for a stub.
 wheel.Stub.__get_pydantic_core_schema__ = classmethod(lambda cls, source, handler: core_schema.any_schema())
 wheel.open_wheel(sys.argv[1], REAL)
 
@@ -52,7 +52,7 @@ hf.is_mistral_tokenizer = sys.modules["vllm.renderers.online_renderer"].is_mistr
 
 
 class Parser:
-    """A parser of tools, without which vLLM refuses tools. Parsers change the sampling only."""
+    """A parser of tools. vLLM rejects tools without a parser. Parsers change only the sampling."""
     tool_parser_cls, reasoning_parser_cls, always_adjust_request = object, None, False
 
     def __init__(self, *args, **kwargs):
@@ -111,7 +111,7 @@ def plain_part(part):
 
 
 def plain(message):
-    """A message with the fields that renderers read, parts of Responses as those of chats, and arguments as values."""
+    """Returns a message with the fields for renderers. Parts of Responses become parts of chats, and arguments become values."""
     made = {k: message[k] for k in ("role", "content", "reasoning", "tool_call_id") if k in message}
     if "content" in made and not isinstance(made["content"], str):
         made["content"] = [plain_part(part) for part in made["content"]]

@@ -1,10 +1,11 @@
-"""Asks NVIDIA Dynamo's own library.
+"""Computes block hashes with NVIDIA Dynamo's own library.
 
     dynamo_library.py '{}'
 
-A line of JSON for each command on stdin and for each answer on stdout, as with publisher.py.
+The protocol is that of publisher.py: a JSON object per line, commands on stdin and replies on stdout.
     {"op": "hash", "cases": [{"tokens": […], "block_size": N, "media": [[u64, …], …], "lora": NAME, "salt": S, "eagle": true}]}
-        the local hashes of each case's blocks; media has those of each block's multimodal items. Answers "hashes", a list for each case
+        replies with "hashes", a list per case with the local hashes of the blocks. media has the hashes of the multimodal items
+        per block
 """
 import json
 import sys
@@ -31,7 +32,7 @@ for line in sys.stdin:
         if cmd["op"] != "hash":
             raise ValueError(f"no command {cmd['op']!r}")
         answer = {"hashes": [hashes(c) for c in cmd["cases"]]}
-    except Exception as err:  # whatever it is, the test should hear of it
+    except Exception as err:  # the test reports every error
         say(ok=False, error=f"{type(err).__name__}: {err}")
     else:
         say(ok=True, **answer)

@@ -1,19 +1,21 @@
-"""A process of NVIDIA Dynamo's runtime with publishers of KV-cache events on its event plane, one for each rank.
+"""Runs a process of NVIDIA Dynamo's runtime with a publisher of KV-cache events per rank on the event plane.
 
     dynamo_workers.py '{"discovery": PATH, "block_size": N, "nats": URL}'
 
-discovery is the folder of file discovery, or http://HOST:PORT of etcd. The event plane is NATS if there is a URL of it, else ZeroMQ. A line of JSON for each command on stdin and for each answer on stdout, as with publisher.py; the first
-answer has "worker", the id under which the process publishes.
-    {"op": "open", "rank": R, "engine": "tcp://…"}   a publisher that hears an engine's ZeroMQ socket; without an engine it is told events
+discovery is the folder of file discovery, or http://HOST:PORT of etcd. The event plane is NATS with a URL, and ZeroMQ without.
+The protocol is that of publisher.py: a JSON object per line, commands on stdin and replies on stdout. The first reply has "worker",
+the id of the process as a publisher.
+    {"op": "open", "rank": R, "engine": "tcp://…"}   opens a publisher that reads events from an engine's ZeroMQ socket; without
+                                                     "engine", from "stored" and "removed"
     {"op": "stored", "rank": R, "tokens": […], "blocks": […], "parent": H}
     {"op": "removed", "rank": R, "blocks": […]}
     {"op": "close", "rank": R}
-    {"op": "router", "folder": PATH}   serves the endpoint under a model that it writes into the folder, and starts Dynamo's router for it, which tells
-                                       other routers of its requests
-    {"op": "card", "folder": PATH, "role": "prefill"}   serves the endpoint as a worker of the role, as "router" does but without a router
+    {"op": "router", "folder": PATH}   writes a model into the folder, serves the endpoint with the model, and starts Dynamo's router,
+                                       which reports its requests to other routers
+    {"op": "card", "folder": PATH, "role": "prefill"}   serves the endpoint as a worker of the role, without a router
     {"op": "route", "id": ID, "tokens": […]}   the router sends a request to a worker
-    {"op": "prefilled", "id": ID}
-    {"op": "free", "id": ID}
+    {"op": "prefilled", "id": ID}      marks the prefill of a request as complete
+    {"op": "free", "id": ID}           ends a request
 """
 import asyncio
 import json
@@ -28,7 +30,7 @@ if options.get("nats"):
     os.environ["NATS_SERVER"] = options["nats"]
 os.environ.setdefault("DYN_LOG", "error")
 
-from dynamo.llm import (  # noqa: E402: it reads the environment
+from dynamo.llm import (  # noqa: E402: the import reads the environment
     KvEventPublisher, KvRouter, KvRouterConfig, ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model)
 from dynamo.runtime import DistributedRuntime  # noqa: E402
 
@@ -92,7 +94,7 @@ async def route(cmd, endpoint, routers):
     elif cmd["op"] == "card":
         await start_card(endpoint, cmd["folder"], cmd["role"])
     elif cmd["op"] == "route":
-        while True:  # until the router has found the worker
+        while True:  # until the router finds the worker
             try:
                 return await routers[0].best_worker(cmd["tokens"], request_id=cmd["id"])
             except Exception as err:
@@ -118,7 +120,7 @@ async def main():
                 do(cmd, endpoint, publishers)
             else:
                 await route(cmd, endpoint, routers)
-        except Exception as err:  # whatever it is, the test should hear of it
+        except Exception as err:  # the test reports every error
             say(ok=False, error=f"{type(err).__name__}: {err}")
         else:
             say(ok=True)

@@ -1,8 +1,8 @@
-"""Encodes texts with Hugging Face's tokenizers.
+"""Encodes texts with the tokenizers library of Hugging Face.
 
     encode_texts.py tokenizer.json < texts > tokens
 
-Each line of texts is a JSON string, and each of tokens a JSON list of token ids.
+Each line of texts is a JSON string. Each line of tokens is a JSON list of token ids.
 """
 import json
 import sys

@@ -1,36 +1,40 @@
-"""Runs an engine's own event publisher, and vLLM's own cache manager before it, out of the engine's wheel.
+"""Runs an engine's own event publisher, and optionally the engine's own cache manager, from the engine's wheel.
 
     engine.py '{"wheel": PATH, …}'
 
-It speaks as publisher.py does: JSON, a line for each command on stdin and for each answer on stdout, the first of which says
-where the sockets are. Options:
+The protocol is that of publisher.py: a JSON object per line, commands on stdin and replies on stdout. The first reply has the
+addresses of the sockets. Options:
     wheel        path of the wheel (required)
     topic        default ""
-    endpoint, replay   where to bind; default tcp://127.0.0.1:* (the system chooses the port). What else binds with every version is ipc://PATH
-    buffer       batches kept for replay; default 10000
-    cache        makes a cache manager: SGLang's cache for its groups (one beside full attention; more from 0.5.23 on), without lookahead or eagle, or vLLM's manager: {"block_size": N, "blocks": N, "groups": ["full", "swa:64", "chunked:64", "mamba:align", "mamba:all"], "lookahead": L,
-                 "eagle": BOOL}. "swa:64@32" has blocks of 32 tokens, a multiple of block_size. With a lookahead, as with a drafter that reads L tokens ahead: 0.33 and later. With eagle, as with a drafter whose engine
-                 computes the last block of a hit anew. With "offload": {…}, vLLM's, with its offloading connector: see offload_cache.py; with "lmcache": {…}, with LMCache: see lmcache_cache.py
+    endpoint, replay   addresses of the sockets; default tcp://127.0.0.1:* (the system selects a port). ipc://PATH also binds in every version
+    buffer       number of batches kept for replay; default 10000
+    cache        creates a cache manager of vLLM, or a cache of SGLang: {"block_size": N, "blocks": N, "groups": ["full", "swa:64",
+                 "chunked:64", "mamba:align", "mamba:all"], "lookahead": L, "eagle": BOOL}. "swa:64@32" has blocks of 32 tokens, a
+                 multiple of block_size. SGLang has no lookahead and no eagle, and a single group beside full attention before 0.5.23.
+                 "lookahead" simulates a drafter that reads L tokens ahead, from 0.33 on. "eagle" simulates a drafter whose engine
+                 computes the last block of a hit again. "offload": {…} adds vLLM's offloading connector (offload_cache.py).
+                 "lmcache": {…} adds LMCache (lmcache_cache.py)
 
 Commands:
-    {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events, whose fields are the engine's; those that this version
-                            does not have are left out, those that it wants and are not given are null. Answers "seq"
-    {"op": "lose", "n": N}  the next N messages are lost on the way; the engine knows nothing of it
+    {"op": "batch", "events": [{"type": "BlockStored", …}]}     publishes events with the engine's fields. Fields that this version lacks
+                            are omitted. Required fields without a value are null. Replies with "seq"
+    {"op": "lose", "n": N}  discards the next N messages without an error for the engine
     {"op": "admit", "id": ID, "tokens": […], "lora": NAME, "lora_id": N, "salt": S, "media": [{"identifier", "offset", "length"}], "limit": N, "report": MODE}
-                            a request comes, finds what is cached and computes the rest, N tokens at most. Answers "cached", and "fits":
-                            false if there was no room, which leaves no request. MODE is a request's kv_cache_report_mode
-    {"op": "append", "id": ID, "tokens": […]}    it goes on, by what was left of its prompt and these tokens; "fits" as before: if not, it is ended
-    {"op": "free", "id": ID}                     it ends
-    {"op": "evict", "ids": N}                    so many block ids, from the last one down, are thrown out of the prefix cache. Answers "can":
-                                                 versions without such a thing do nothing
-    {"op": "transfers"}                          with "offload": all copies that are under way complete
-    {"op": "reset"}                              the prefix cache is emptied. Answers "done": false while requests run
+                            starts a request, finds the cached tokens and computes at most N further tokens. Replies with "cached" and
+                            "fits". "fits" is false without room, and no request remains. MODE is a request's kv_cache_report_mode
+    {"op": "append", "id": ID, "tokens": […]}    computes the rest of the prompt and these tokens. "fits" is false without room, and the
+                                                 request ends
+    {"op": "free", "id": ID}                     ends the request
+    {"op": "evict", "ids": N}                    vLLM: evicts the last N block ids from the prefix cache. SGLang: evicts about N/4 pages.
+                                                 "can" is false in versions without eviction
+    {"op": "transfers"}                          with "offload": completes all copies in flight
+    {"op": "reset"}                              empties the prefix cache. "done" is false while requests run
     {"op": "lookup", "prompts": [{"tokens", "lora", "salt", "media"}]}
-                            the engine's own answers to how many tokens of each prompt are cached: "whole", what it would credit a request
-                            with, and "main", how far the group of full attention alone reaches
+                            replies with the engine's count of cached tokens per prompt: "whole" is the credit of a request, "main" is the
+                            hit of the group with full attention alone
     {"op": "stop"}
-After each command of the cache, what it announced is published as one message, as the scheduler does after a step; the answer's "seq" is
-that of the newest message so far, or -1.
+The script publishes the events of a cache command as a message after the command, like the scheduler after a step. "seq" is the
+sequence of the newest message, or -1.
 """
 import inspect
 import json
@@ -57,7 +61,7 @@ REAL = {
 
 
 class Lossy:
-    """A socket that loses what it is told to lose."""
+    """A socket that discards the next messages on request."""
 
     def __init__(self, socket):
         self.socket = socket
@@ -78,7 +82,7 @@ class Publisher:
         import importlib
 
         self.events = importlib.import_module({"vllm": "vllm.distributed.kv_events", "sglang": "sglang.srt.disaggregation.kv_events"}[package])
-        # An endpoint with an asterisk is one to bind; libzmq takes it for the port too.
+        # The publisher binds an endpoint with an asterisk. libzmq accepts an asterisk as the port.
         self.publisher = self.events.ZmqEventPublisher(
             0, endpoint=opt.get("endpoint", "tcp://127.0.0.1:*"), replay_endpoint=opt.get("replay", "tcp://127.0.0.1:*"), buffer_steps=opt.get("buffer", 10000), topic=opt.get("topic", ""))
         self.endpoint, self.replay = (s.last_endpoint.rstrip(b"\0").decode() for s in (self.publisher._pub, self.publisher._replay))
@@ -101,7 +105,7 @@ class Publisher:
 
 
 class Cache:
-    """vLLM's cache manager, driven as its scheduler drives it."""
+    """vLLM's cache manager, with the calls of the scheduler."""
 
     def __init__(self, opt):
         import vllm.utils.torch_utils
@@ -114,12 +118,12 @@ class Cache:
         self.size = opt["block_size"]
         kv_cache_utils.init_none_hash(hashing.sha256)
         ahead = opt.get("lookahead", 0)
-        self.aligned = False  # states are kept at the ends of chunks of a prompt, which end with blocks
+        self.aligned = False  # true: the engine keeps states at the ends of chunks, which are block boundaries
         self.full = next(i for i, text in enumerate(opt["groups"]) if text == "full")
         self.hasher = kv_cache_utils.get_request_block_hasher(self.size, hashing.sha256, *[ahead] * (ahead > 0))
         self.Request = request.Request
         groups = []
-        self.unit = self.size  # what hits are multiples of
+        self.unit = self.size  # the length of every hit is a multiple of unit
         for i, text in enumerate(opt["groups"]):
             text, _, block = text.partition("@")
             block = int(block or self.size)
@@ -179,7 +183,7 @@ class Cache:
         return {"cached": cached, "fits": first == until or self.compute(cmd, until)}
 
     def stops(self, computed, until):
-        """Where the scheduler ends the steps that compute a request's tokens up to here: where states are aligned, the last whole block is a step's end."""
+        """Returns the ends of the scheduler's steps that compute tokens up to until. With aligned states, a step ends at the last whole block."""
         whole = until // self.unit * self.unit
         if self.aligned and computed < whole < until:
             return [whole, until]
@@ -190,7 +194,7 @@ class Cache:
             self.manager.new_step_starts()
 
     def compute(self, cmd, until):
-        """Computes a request's tokens up to here, or ends it if there is no room."""
+        """Computes the tokens of a request up to until. Without room, compute ends the request and returns False."""
         r = self.requests[cmd["id"]]
         for stop in self.stops(r.num_computed_tokens, until):
             self.step()
@@ -224,15 +228,15 @@ class Cache:
     def lookup(self, cmd):
         whole, main = [], []
         for p in cmd["prompts"]:
-            # One token more than is asked for, since an engine always computes the last one itself. It is one that no prompt has: where the
-            # engine reads ahead it is in the hash of the block before.
+            # The request has an additional token, because an engine always computes the last token. No prompt contains the token. With
+            # lookahead, the hash of the block before includes the token.
             r = self.request("lookup", p, p["tokens"] + [1 << 29])
             whole.append(self.manager.get_computed_blocks(r)[1])
             main.append(self.main(r))
         return {"whole": whole, "main": main}
 
     def main(self, r):
-        """What the manager of the group with full attention finds for itself."""
+        """Returns the hit of the manager of the group with full attention, in tokens."""
         manager = self.manager.coordinator.single_type_managers[self.full]
         find = type(manager).find_longest_cache_hit
         given = dict(
@@ -241,7 +245,7 @@ class Cache:
             block_size=self.size, hash_block_size=self.size)
         has = inspect.signature(find).parameters
         got = find(**{k: v for k, v in given.items() if k in has})
-        while not isinstance(got, list):  # a tuple of groups, in some versions beside other answers
+        while not isinstance(got, list):  # a tuple of groups; some versions return further values
             got = got[0]
         return len(got) * self.size
 
@@ -289,7 +293,7 @@ def main():
     for line in sys.stdin:
         try:
             answer = run(json.loads(line), publisher, cache)
-        except Exception as err:  # whatever it is, the test should hear of it
+        except Exception as err:  # the test reports every error
             say(ok=False, error=f"{type(err).__name__}: {err}")
         else:
             say(ok=True, **answer)

@@ -1,10 +1,12 @@
-"""What an engine's own code writes and computes, as test data of pkg/events: event_goldens.py WHEEL. One JSON object:
+"""Writes messages and hashes of an engine's own code as test data of pkg/events: event_goldens.py WHEEL. Prints a JSON object:
 
-    payloads   four messages in hex, by the engine's own structs and encoder: with whatever of their fields this version has
-    vectors    [{"of": what, "digests": [hex], "names": [as text]}]: digests of the blocks of tokens 1 to 8, blocks of 4, and what events call them
-    lookahead  a message of a cache that reads one token ahead, if the version has that: {"payload": hex, "tokens": […], "digests": [hex]}
+    payloads   four messages in hex, from the engine's own structs and encoder, with the fields of this version
+    vectors    [{"of": text, "digests": [hex], "names": [text]}]: digests, and the names of blocks with these digests in events. Digests
+               of a hash algorithm of vLLM, and page hashes of SGLang 0.5.12, are those of the tokens 1 to 8 in blocks of four.
+               "any digest" of SGLang has fixed values
+    lookahead  a message of a cache with a lookahead of a token, in versions with lookahead: {"payload": hex, "tokens": […], "digests": [hex]}
 
-`go test ./integration -run Golden -update` writes pkg/events/testdata/golden.json with it.
+`go test ./integration -run Golden -update` writes pkg/events/testdata/golden.json from the output.
 """
 import importlib
 import json
@@ -55,7 +57,7 @@ def vllm_vectors():
 def sglang_vectors(wheel):
     utils = importlib.import_module("sglang.srt.mem_cache.utils")
     name = utils.hash_str_to_int64
-    if isinstance(utils.get_hash_str, types.FunctionType) and wheel.startswith("sglang-0.5.12"):  # later ones hash in C++
+    if isinstance(utils.get_hash_str, types.FunctionType) and wheel.startswith("sglang-0.5.12"):  # later versions hash in C++
         digests, parent = [], None
         for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
             parent = utils.get_hash_str(tokens, parent)

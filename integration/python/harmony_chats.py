@@ -1,10 +1,11 @@
-"""The prompts that vLLM makes of chats with gpt-oss.
+"""Prints the prompts of vLLM for chats with gpt-oss.
 
     harmony_chats.py TOKENIZER.JSON < requests > results
 
-Each line of requests is the JSON of a chat completion request, and each of results {"text"}, the prompt's tokens as text, or {"error"}, and
-"tools" as a chat template would have them. The date is 2026-01-02. Run it in the environment of `make real-vllm`. The library oss-harmony would
-download its vocabulary: it is made of the model's tokenizer.json, and the library checks its SHA-256.
+Each line of requests is the JSON of a chat completion request. Each line of results has "text", the tokens of the prompt as text, or
+"error". "tools" has the tools as a chat template receives them. The date is 2026-01-02. The script needs the environment of
+`make real-vllm`. The library oss-harmony normally downloads a vocabulary. Here the script writes the vocabulary from tokenizer.json of
+the model, and the library checks the SHA-256.
 """
 import base64
 import json
@@ -30,11 +31,11 @@ def write_vocabulary(path):
 
 write_vocabulary(sys.argv[1])
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: E402: it reads the environment
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: E402: the import reads the environment
 from vllm.entrypoints.openai.parser import harmony_utils as harmony  # noqa: E402
 
 
-def prompt(request):  # as OnlineRenderer._make_request_with_harmony
+def prompt(request):  # like OnlineRenderer._make_request_with_harmony
     instructions, messages = harmony.extract_instructions_from_messages(list(request.messages))
     made = harmony.build_harmony_preamble(instructions=instructions, tools=request.tools, reasoning_effort=request.reasoning_effort,
                                           with_custom_tools=request.tools is not None)

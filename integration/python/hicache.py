@@ -1,25 +1,31 @@
-"""What engines' own code says of a shared store: vLLM's MooncakeStoreCoordinator, SGLang's page hashes and object keys.
+"""Runs the code of engines for a shared store: vLLM's MooncakeStoreCoordinator, and SGLang's page hashes and object keys.
 
     hicache.py '{"wheel": "/path/of/a/wheel"}'
 
-It answers each line of stdin, a JSON list of questions, with a line on stdout, a JSON list of as many answers. A question is
+A line of stdin is a JSON list of questions. The script replies with a line on stdout, a JSON list with an answer per question.
+Questions for vLLM:
 
     {"g": [[kind, block, window, eagle]..], "lcm": L, "hbs": H, "eagle": bool, "max": n, "present": ["0110"..]}
-        to vLLM: as in pkg/hicache/testdata/coordinator-cases.jsonl; with "partial": true hits may end within a block. Answer: {"hit": n, "masks": ["01"..], "load": [..], "store": [..]}, or
-        {"refused": "text"} where an assertion fails. "store" is for max rounded down to lcm; null is all
+        A case as in pkg/hicache/testdata/coordinator-cases.jsonl. With "partial": true, a hit may end within a block. The answer is
+        {"hit": n, "masks": ["01"..], "load": [..], "store": [..]}, or {"refused": "text"} after a failed assertion. "store" is for
+        max rounded down to lcm. A mask of null means all blocks
     {"tokens": [..], "block": n, "algo": name, "seed": PYTHONHASHSEED or null, "lora": name or null, "salt": text or null, "lookahead": n}
-        to vLLM: {"hashes": [hex..]}, what its request hasher calls the blocks
+        The answer is {"hashes": [hex..]}, the hashes of blocks from the request hasher
     {"g", "lcm", "hbs", "eagle", "partial": as above, "mla": [bool..], "prompt": a question of hashes, "there": [key..], "model", "prefix": text,
      "tp", "pp", "pcp", "dcp", "heads": n}
-        to vLLM 0.24, or from 0.32 on: {"hit": tokens}, what it takes of the prompt from a store that has those keys
+        For vLLM 0.24, or from 0.32 on. The answer is {"hit": tokens}, the hit of the prompt in a store with the keys
+
+Questions for SGLang:
+
     {"tokens": [..], "page": n, "eagle": bool, "prior": hex or null}
-        to SGLang before it hashed in C++: {"hashes": [hex..]}
+        For versions with page hashes in Python. The answer is {"hashes": [hex..]}
     {"extra_key": text or null, "salt": text or null}
-        to SGLang since it has namespaces: {"seed": hex or null}
+        For versions with namespaces. The answer is {"seed": hex or null}
     {"hash": hex, "tp": n, "pp": n, "mla": bool, "lcm": n or null, "split": bool, "tag": text or null, "model": text}
-        to SGLang: {"keys": [..]}: all that the ranks of one worker ask the store for, pipeline ranks outermost
+        The answer is {"keys": [..]}: all keys that the ranks of a worker look up in the store, pipeline ranks outermost
     {"page": n, "threshold": tokens, "pages": "0110.."}
-        to SGLang before 0.5.18: {"loads": n, "asked": n}, in pages: what its controller loads of a prompt of which the store has those pages, and for how many it asks
+        For versions before 0.5.18. The answer is {"loads": n, "asked": n}, in pages. The store has the pages with a 1. "loads" counts
+        the pages that the controller loads, and "asked" counts the pages that the controller looks up
 """
 import ast
 import importlib
@@ -97,9 +103,9 @@ class Vllm:
         metadata = lambda g: data.KeyMetadata(q["model"], 0, 0, 0, 0, group_id=g, cache_prefix=q["prefix"])
         hashes = [bytes.fromhex(h) for h in self.hashes(q["prompt"])["hashes"]]
         n = len(q["prompt"]["tokens"])
-        if not hasattr(w, "_init_lookup_key_prefixes"):  # 0.24, whose scheduler has a part in it
+        if not hasattr(w, "_init_lookup_key_prefixes"):  # 0.24, where the scheduler computes a part of the hit
             if any(q["mla"]):
-                w.num_kv_head = 1  # as its constructor does with a model of such attention
+                w.num_kv_head = 1  # like the constructor for a model with MLA
             w.token_dbs = [types.SimpleNamespace(block_size=g[1], metadata=metadata(i)) for i, g in enumerate(q["g"])]
             scheduler = object.__new__(importlib.import_module(self.store + ".scheduler").MooncakeStoreScheduler)
             scheduler._block_size, scheduler.lookup_async, scheduler.load_async, scheduler.load_specs = q["lcm"], False, True, {}
@@ -132,7 +138,7 @@ class Vllm:
 
 
 class Asked:
-    """A store that writes down what it is asked for, and has it all."""
+    """A store that records all requested keys and contains every key."""
 
     def __init__(self):
         self.keys = []
@@ -176,12 +182,12 @@ class Sglang:
                 exec(self.endings, {"self": store, "storage_config": config, "extra_config": {"extra_backend_tag": q["tag"]},
                                     "logger": wheel.Stub})
                 store.batch_exists([q["hash"]])
-                if q["mla"]:  # every rank asks for the same
+                if q["mla"]:  # every rank looks up the same keys
                     break
         return {"keys": asked.keys}
 
     def endings_in_init(self):
-        """The lines of MooncakeStore.__init__ that make the begins and ends of keys, as they stand in the wheel."""
+        """Returns the lines of MooncakeStore.__init__ in the wheel that compute prefixes and suffixes of keys."""
         source = wheel.finder.wheel.read(wheel.finder.file(self.store.__name__)).decode()
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Try):
@@ -192,10 +198,10 @@ class Sglang:
                 check = [i for i, line in enumerate(lines) if line.startswith("if self.config.check_server")]
                 if first and last:
                     return "\n".join((lines[prefix[0]:check[0]] if prefix else []) + lines[first[0]:last[0]])
-        raise RuntimeError("MooncakeStore no longer makes the ends of keys where it did")
+        raise RuntimeError("MooncakeStore.__init__ does not compute the suffixes of keys in the expected place")
 
     def loads(self, q):
-        """Runs the thread that prefetches over one prompt, with the limits that the constructor makes."""
+        """Runs the prefetch thread for a prompt, with the limits from the constructor."""
         code = importlib.import_module(self.controller)
         tensor = type("Tensor", (int,), {"item": lambda n: int(n)})
         code.torch = types.SimpleNamespace(tensor=lambda n, dtype: tensor(n), int=None, distributed=code.torch.distributed)
@@ -215,7 +221,7 @@ class Sglang:
         c.get_hash_str, c.prefetch_io_aux_func = self.utils.get_hash_str, lambda: None
         c._all_reduce_prefetch_groups = c.append_host_mem_release = lambda *a: None
         c.prefetch_queue, c.prefetch_revoke_queue, c.storage_stop_event = queue.Queue(), queue.Queue(), threading.Event()
-        c.storage_stop_event.set()  # after what is in the queue
+        c.storage_stop_event.set()  # ends the thread after the queue is empty
         tokens = len(q["pages"]) * q["page"]
         operation = types.SimpleNamespace(request_id="r", last_hash=None, token_ids=[7] * tokens, prefix_keys=None, host_indices=[0] * tokens, hash_value=[])
         c.prefetch_queue.put(operation)

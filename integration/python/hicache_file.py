@@ -1,11 +1,12 @@
-"""The folder of SGLang's own "file" storage backend, out of its wheel: HiCacheFile, one object for each rank of a worker.
+"""Runs SGLang's own "file" storage backend from the wheel: HiCacheFile, with an object per rank of a worker.
 
     hicache_file.py '{"wheel": "/path/of/a/wheel", "folder": "/path", "model": text, "tp": n, "pp": n, "mla": bool, "room": bytes or null}'
 
-"room" is where SGLang's own eviction begins, for each rank. A line of stdin [operation, rank, [hash..]] is answered with a line:
+"room" is the size per rank at which SGLang's own eviction begins. A line of stdin is [operation, rank, [hash..]]. The script replies
+with a line per operation:
 
-    set     the rank's backend writes a page for each hash: the bytes are 100
-    exists  how many leading pages the rank's backend finds
+    set     the rank's backend writes a page of 100 bytes per hash
+    exists  the number of leading pages in the rank's backend
 """
 import importlib
 import json
@@ -15,7 +16,7 @@ import wheel
 
 
 class Bytes:
-    """As much of a tensor as the backend needs to write one."""
+    """A tensor with the methods that the backend uses for a write."""
 
     def __init__(self, n):
         import numpy

@@ -1,6 +1,6 @@
 """Writes pkg/hicache/testdata/sglang.json: hicache_goldens.py WHEEL-0.5.12 WHEEL-0.5.23 > sglang.json
 
-Page hashes are those of 0.5.12, keys and namespaces those of 0.5.23.
+Page hashes come from 0.5.12. Keys and namespaces come from 0.5.23.
 """
 import json
 import os

@@ -1,17 +1,18 @@
-"""What SGLang's own Mooncake storage class would load of pages of several pools, from a real master.
+"""Computes the loads of pages of several pools with SGLang's own Mooncake storage class, from a real master.
 
     hicache_pools.py '{"wheel": "/path/of/sglang.whl", "master": "HOST:PORT of its RPC"}'
 
-It answers each line of stdin, a JSON list of questions, with a line on stdout, a JSON list of as many answers. A question is
+A line of stdin is a JSON list of questions. The script replies with a line on stdout, a JSON list with an answer per question. A
+question is
 
     {"tp": n, "pp": n, "mla": bool, "model": text, "tag": text, "page": tokens, "logical": bool, "hashes": [hex..], "own": pages,
      "pools": [{"pool": name, "trailing": pages or 0, "mla": bool, "there": [["0110.."..]..]}..]}
 
-The engine has pools beside that of keys and values, which is "kv" in the list, or logical: without objects. "there" has, for each
-rank (pipeline ranks outermost), the objects of each page that are put into the store: page by page, one digit for each object. An
-answer is {"layout": what SGLang describes, "suffixes": {pool: [..of all ranks]}, "pages": what all ranks would load}.
+The engine has further pools beside the pool of keys and values. The latter is "kv" in the list, or logical, which means without
+objects. "there" lists the objects to put into the store, per rank (pipeline ranks outermost) and page, with a digit per object. An
+answer is {"layout": SGLang's description, "suffixes": {pool: [suffixes of all ranks..]}, "pages": number of pages that all ranks can load}.
 
-MooncakeStore is constructed by its own code, with a real client, for each rank; all ranks share the client.
+The constructor of MooncakeStore runs for every rank, with a real client. All ranks share the client.
 """
 import importlib
 import json
@@ -24,7 +25,7 @@ BASE = "sglang.srt.mem_cache."
 
 
 class Client:
-    """One real client for the stores of all ranks: it is set up once."""
+    """A real client, shared by the stores of all ranks. The first setup is final."""
     real = None
 
     def __init__(self):
@@ -79,7 +80,7 @@ class Engine:
             hit_policy=policy.TRAILING_PAGES if p["trailing"] else policy.ALL_PAGES)
 
     def keys(self, store, q, p, hashes):
-        """The keys of a pool's objects, as the class makes them to write."""
+        """Returns the keys of a pool's objects for a write."""
         if p["pool"] == "kv":
             return store._batch_preprocess(store._tag_keys(hashes), range(q["page"] * len(hashes)))[0]
         return store._tag_keys(store._get_hybrid_page_component_keys(hashes, self.transfer(p))[0])

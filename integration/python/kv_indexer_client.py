@@ -1,15 +1,15 @@
-"""Asks an index as SGLang's router does, over gRPC, with SGLang's own hashes and a client made from a .proto file.
+"""Sends requests to an index over gRPC like SGLang's router, with SGLang's own hashes and a client generated from a .proto file.
 
     kv_indexer_client.py '{"wheel": "/path/of/SGLang 0.5.12", "proto": "/path/of/kv_indexer.proto", "address": "HOST:PORT"}'
 
-It answers each line of stdin, a JSON object, with a line on stdout. A line is
+The script replies to every line of stdin, a JSON object, with a line on stdout. The commands and replies are:
 
     {"op": "hashes", "tokens": [..], "page": n}
-        {"ok": true, "hashes": [..]}: what SGLang's events call the whole blocks of a prompt
+        {"ok": true, "hashes": [..]}: the names of the whole blocks of a prompt in SGLang's events
     {"op": "match", "hashes": [..], "max_blocks": n, "timeout": seconds}
-        {"ok": true, "code": "OK", "matches": [[address, blocks, id]..], "best": n, "read": n}, or the code of an error alone
+        {"ok": true, "code": "OK", "matches": [[address, blocks, id]..], "best": n, "read": n}, or only the code of an error
     {"op": "descriptor"}
-        {"ok": true, "descriptor": base64}: the file's descriptor
+        {"ok": true, "descriptor": base64}: the descriptor of the file
 """
 import base64
 import importlib

@@ -1,19 +1,19 @@
-"""vLLM's cache manager with LMCache's event channel of its multiprocess mode: engine.py's cache with "lmcache".
+"""Extends the cache of engine.py with LMCache's event channel of the multiprocess mode: the option "lmcache".
 
-LMCache's own classes make the events: KVEventModule of the server with its log and its replay, the worker's adapter, which announces
-what it reads there and withdraws it after a loss, and the connector, which makes vLLM's events of it. What the server keeps is played
-here: a request's whole chunks are stored when they are computed, the least recently stored one is evicted when there is no room, and
-other engines of the same server store chunks of theirs.
+LMCache's own classes create the events. KVEventModule of the server has the log and the replay. The worker's adapter reads the log,
+announces chunks, and withdraws chunks after a loss. The connector converts the records to events of vLLM. This file simulates the
+storage of the server. A request stores whole chunks after the computation. A full server evicts the chunk with the oldest store. Other
+engines store chunks on the same server.
 
 Options, in {"lmcache": {…}}:
     wheel       path of LMCache's wheel
-    chunk       tokens of a chunk
-    chunks      how many the server keeps
-    log         how many records the server keeps for replay
+    chunk       tokens per chunk
+    chunks      capacity of the server in chunks
+    log         number of records that the server keeps for replay
 
-Commands beside those of engine.py:
+Commands in addition to those of engine.py:
     {"op": "foreign", "tokens": […]}    another engine stores the chunks of a prompt
-    {"op": "restart"}                   the server starts again: all is gone, and the worker subscribes anew
+    {"op": "restart"}                   restarts an empty server, and the worker subscribes again
 """
 import hashlib
 import types
@@ -28,7 +28,7 @@ MODEL = "m"
 
 
 class Bus:
-    """What the server's modules publish their events on."""
+    """The event bus of the server's modules."""
 
     enabled = True
 
@@ -46,7 +46,7 @@ class Bus:
 
 
 def make(base, opt):
-    """The cache of engine.py with LMCache behind it."""
+    """Returns the cache of engine.py with LMCache as a second tier."""
     want = opt["lmcache"]
     open_wheel(want["wheel"], REAL)
     from lmcache.integration.vllm import lmcache_mp_connector as connector, vllm_multi_process_adapter as adapter
@@ -55,18 +55,18 @@ def make(base, opt):
     from lmcache.v1.multiprocess.modules.kv_events import KVEventModule
 
     class Server:
-        """One life of the server."""
+        """An incarnation of the server."""
 
         def __init__(self):
             self.bus = Bus()
             self.events = KVEventModule(types.SimpleNamespace(event_bus=self.bus), kv_event_log_size=want["log"])
-            self.kept = OrderedDict()  # chunks by hash
+            self.kept = OrderedDict()  # the key is the hash of a chunk
 
         def tell(self, kind, **metadata):
             self.bus.told[kind](Event(kind, metadata=metadata))
 
         def store(self, chunks):
-            """Stores chunks, each its hash, its tokens and the hash before."""
+            """Stores chunks. A chunk has a hash, the tokens and the hash of the chunk before."""
             new = [c for c in chunks if c[0] not in self.kept]
             if not new:
                 return
@@ -85,9 +85,9 @@ def make(base, opt):
         def __init__(self, opt):
             super().__init__(opt)
             self.server = Server()
-            self.here = set()  # chunks that this engine's device has announced since it was last emptied, without salt or adapter
-            self.fresh = set()  # those of them that it has announced, or held, since the server kept them last
-            # chunks that the server kept when vLLM said that all is gone: LMCache does not announce them again, nor tell what follows them
+            self.here = set()  # chunks computed by this engine since the last reset of the device, without salt or adapter
+            self.fresh = set()  # chunks of here, computed since their last store on the server, before the first silent chunk of the prompt
+            # Chunks on the server at the last reset of vLLM. LMCache announces neither these chunks again nor the chunks after them.
             self.silent = set()
             worker = self.worker = object.__new__(adapter.LMCacheMPWorkerAdapter)
             worker._announced_kv_hashes, worker._kv_events, worker._kv_event_incarnation = set(), [], None
@@ -111,7 +111,7 @@ def make(base, opt):
             return all
 
         def keep(self, r):
-            """LMCache stores the whole chunks that a request has computed. Of salts and adapters the server's log tells nothing."""
+            """Stores the whole chunks that a request has computed. The server's log has no salts and no adapters."""
             if not r.cache_salt and not r.lora_request:
                 chunks = self.chunks(list(r.all_token_ids)[:r.num_computed_tokens])
                 self.forget()
@@ -139,7 +139,7 @@ def make(base, opt):
         def reset(self, cmd):
             self.earlier = self.take_events()
             answer = super().reset(cmd)
-            if answer["done"]:  # vLLM says that all is gone, of whatever tier
+            if answer["done"]:  # vLLM announces the removal of all blocks in all tiers
                 self.here.clear()
                 self.fresh.clear()
                 self.silent = set(self.server.kept)
@@ -161,8 +161,8 @@ def make(base, opt):
             return {}
 
         def lookup(self, cmd):
-            """Beside what is cached in device, how many tokens LMCache would load of fresh chunks, and of all that this device has ever
-            announced. It looks at the chunks from the one on that the device's prefix ends in."""
+            """Adds the tokens that LMCache would load after the hit of the device: "host" from fresh chunks, "most" from all chunks
+            computed since the last reset. The first chunk is the chunk at the end of the device's prefix."""
             answer = super().lookup(cmd)
             self.forget()
             for name, of in (("host", self.fresh), ("most", self.here)):

@@ -1,8 +1,8 @@
-"""A real Mooncake client that does as it is told: lines of JSON [operation, keys, bytes] in, a line "@ok" or "@what went wrong" out.
+"""Runs a real Mooncake client. Reads JSON [operation, keys, bytes] per line, and replies with "@ok" or "@" and an error.
 
     mooncake_client.py HOST:PORT-OF-THE-MASTER BYTES-OF-MEMORY
 
-Operations are put (objects of so many bytes), remove, and close, after which the client owns nothing more.
+The operations are put (objects with the number of bytes), remove, and close. A closed client owns no memory.
 """
 
 import json
@@ -11,7 +11,7 @@ import time
 
 from mooncake.store import MooncakeDistributedStore
 
-NO_ROOM = -200  # for now: the master evicts in a thread of its own
+NO_ROOM = -200  # temporary: the master evicts objects in a separate thread
 
 
 def put(key, size):

@@ -1,13 +1,13 @@
-"""vLLM's cache manager with the scheduler side of its offloading connector, out of the wheel: engine.py's cache with "offload".
+"""Extends the cache of engine.py with the scheduler side of vLLM's offloading connector from the wheel: the option "offload".
 
-The connector is vLLM's own: OffloadingConnectorScheduler, its events tracker, and CPUOffloadingManager with its policy. Only the
-transfers are played here: a job completes when the command "transfers" comes, or in the step whose blocks it would lose, as the
-worker's flush does. After each command the block pool's events come before the connector's in one message, as
-Scheduler.update_from_output has it.
+The connector is vLLM's own: OffloadingConnectorScheduler, the events tracker, and CPUOffloadingManager with a policy. This file
+simulates only the transfers. A job completes at the commands "transfers" and "reset", at an "admit" with a load, and at the flush of
+the worker, before a step overwrites the blocks of the job. After every command, a message has the events of the block pool
+before the events of the connector, as in Scheduler.update_from_output.
 
 Options, in {"offload": {…}}:
-    blocks_per_chunk    blocks that are copied and loaded together
-    chunks              how many chunks host memory has
+    blocks_per_chunk    number of blocks per copy and load
+    chunks              capacity of the host memory in chunks
     self_describing     the connector's self_describing_kv_events
     policy              lru (default) or arc
 """
@@ -20,7 +20,7 @@ REAL = ["vllm.distributed.kv_transfer.kv_connector.utils", "vllm.distributed.kv_
 
 
 def make(base, opt):
-    """The cache of engine.py with the connector behind it."""
+    """Returns the cache of engine.py with the connector as a second tier."""
     import vllm.v1.kv_cache_interface
 
     vllm.v1.kv_cache_interface.get_dtype_size = lambda dtype: 2
@@ -50,13 +50,13 @@ def make(base, opt):
                 cache_config=types.SimpleNamespace(prefix_cache_retention_interval=None, enable_prefix_caching=True), speculative_config=None,
                 parallel_config=types.SimpleNamespace(world_size=1, decode_context_parallel_size=1))
             self.connector = scheduler.OffloadingConnectorScheduler(spec, vllm, self.kv_cache_config)
-            self.jobs = set()  # under way
-            self.told = {}  # how many blocks of each request the connector was told of
+            self.jobs = set()  # in flight
+            self.told = {}  # by request: the number of blocks per group in the last report to the connector
             self.asked = 0
-            self.earlier = []  # events that come before those that are taken next
+            self.earlier = []  # events to return before the next events
 
         def transfer(self, jobs):
-            """The worker reports that jobs are done."""
+            """Reports completed jobs to the connector, like the worker."""
             jobs = set(jobs) & self.jobs
             self.jobs -= jobs
             if jobs:
@@ -68,7 +68,7 @@ def make(base, opt):
             return {}
 
         def end_step(self, scheduled=(), finished=(), tokens=0):
-            """What the scheduler tells the connector at the end of a step: of new requests, or of a running one that goes on."""
+            """Reports new and continued requests to the connector at the end of a step, like the scheduler."""
             new, old, blocks = [], [], []
             for name in scheduled:
                 ids = self.manager.get_block_ids(name)
@@ -90,7 +90,7 @@ def make(base, opt):
             self.connector.on_new_request(r)
             blocks, cached = self.manager.get_computed_blocks(r)[:2]
             loaded = self.connector.get_num_new_matched_tokens(r, cached)[0]
-            if loaded is None:  # what it waits for is under way
+            if loaded is None:  # the connector waits for a copy in flight
                 self.connector._release_step()
                 self.transfer(self.jobs)
                 loaded = self.connector.get_num_new_matched_tokens(r, cached)[0] or 0
@@ -121,7 +121,7 @@ def make(base, opt):
             return {"cached": cached + loaded, "fits": True}
 
         def refuse(self, r, cached):
-            """A request without room is aborted."""
+            """Aborts a request without room."""
             self.finish(r, RequestStatus.FINISHED_ABORTED)
             return {"cached": cached, "fits": False}
 
@@ -151,7 +151,7 @@ def make(base, opt):
 
         def reset(self, cmd):
             self.transfer(self.jobs)
-            self.earlier = self.take_events()  # those of the step before
+            self.earlier = self.take_events()  # the events of the step before
             done = bool(self.manager.reset_prefix_cache())
             if done:
                 self.connector.reset_cache()
@@ -159,7 +159,7 @@ def make(base, opt):
             return {"done": done}
 
         def lookup(self, cmd):
-            """Beside what is cached in device, how many tokens the connector would load: "host"."""
+            """Adds "host", the number of tokens that the connector would load after the hit of the device."""
             device, host = [], []
             for p in cmd["prompts"]:
                 self.asked += 1

@@ -1,7 +1,7 @@
-"""Hooks of schemathesis: MessagePack, and requests that lead further than to a refusal.
+"""Hooks of schemathesis: MessagePack, and changes of requests for more accepted requests.
 
-Only requests that the document allows are changed, in ways that it allows: so that many are about a model, a worker or
-a request that there is, and do not give a prompt twice.
+Only requests that the document allows are changed, except for a short deadline on requests with min_seq. The changed requests stay
+allowed. Many changed requests use an existing model, worker or request. A changed request has at most a single form of the prompt.
 """
 
 import datetime
@@ -13,7 +13,7 @@ import msgpack
 import schemathesis
 
 PROMPTS = ("tokens", "hashes", "hashed", "engine_hashes", "prompt", "messages")
-PROMPT = json.loads(os.environ["KVATLAS_PROMPT"])  # of which worker w1 holds something
+PROMPT = json.loads(os.environ["KVATLAS_PROMPT"])  # worker w1 holds a part of the prompt
 BLOCK_SIZE = int(os.environ["KVATLAS_BLOCK_SIZE"])
 MESSAGES = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
@@ -26,7 +26,7 @@ def pack(context, value):
     try:
         return msgpack.packb(value)
     except (OverflowError, TypeError, ValueError):
-        return b"\xc1"  # which is nothing in MessagePack, as the value is
+        return b"\xc1"  # an invalid byte of MessagePack, for a value without an encoding
 
 
 @schemathesis.deserializer("application/msgpack")
@@ -35,7 +35,7 @@ def unpack(context, response):
 
 
 def timed(value):
-    """Has times as JSON has them."""
+    """Returns the value with times as texts, as in JSON."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     if isinstance(value, dict):
@@ -47,7 +47,7 @@ def timed(value):
 def before_call(context, case, kwargs):
     body = case.body
     if isinstance(body, dict) and body.get("min_seq"):
-        case.headers.setdefault("Kv-Deadline-Ms", "50")  # what is not reached is waited for
+        case.headers.setdefault("Kv-Deadline-Ms", "50")  # the server blocks until it reaches min_seq
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     if len(case.path_parameters.get("instance", "")) % 2:
@@ -67,7 +67,7 @@ def lead(body, path):
         body.pop("block_size", None)
     elif body.get("model") == "m":
         body["block_size"] = BLOCK_SIZE
-    for name in sorted(body):  # with all that there is, something always contradicts something
+    for name in sorted(body):  # a request with all fields always has a contradiction
         if path in THINNED and name not in KEPT and zlib.crc32((name + str(body[name])).encode()) % 4:
             del body[name]
     for name in [name for name in ("workers", "ranks", "endpoints") if body.get(name) is not None][1:]:
@@ -92,7 +92,7 @@ def lead(body, path):
         for name in ("lora_name", "cache_salt"):
             body.pop(name, None)
     end = 0
-    for item in body.get("media") or []:  # in order, and within the tokens
+    for item in body.get("media") or []:  # items are in order and within the tokens
         item["offset"] = end + item["offset"] % 3
         item["length"] = 1 + item["length"] % 2
         end = item["offset"] + item["length"]

@@ -1,57 +1,57 @@
-"""An inference engine's side of KV-cache events, on real libzmq: a publisher and a replay socket that say what they are told.
+"""Publishes KV-cache events of a simulated engine on real libzmq: a publisher socket and a replay socket with scripted faults.
 
     publisher.py '{"form": "map", "block_size": 16}'
 
-It reads commands from stdin, one JSON object a line, and answers each with one on stdout: {"ok": true, ...} or
-{"ok": false, "error": "..."}. The first line, before any command, is such an answer too: {"ok": true, "endpoint": "tcp://...",
-"replay": "tcp://...", "next_seq": 0}. It ends at "stop" and at the end of stdin.
+The script reads commands from stdin, a JSON object per line. Every reply on stdout is {"ok": true, ...} or
+{"ok": false, "error": "..."}. A first reply comes before all commands: {"ok": true, "endpoint": "tcp://...",
+"replay": "tcp://...", "next_seq": 0}. The script ends at "stop" and at the end of stdin.
 
-On the wire (vllm-project/vllm, vllm/distributed/kv_events.py): PUB sends [topic, sequence u64 BE from 0, payload]; payload is
-MessagePack [timestamp, events, rank]. A DEALER that sends ["", first u64 BE] to the ROUTER gets every kept message from that
-sequence on, as ["", topic, seq, payload] (before vLLM 0.25.1: ["", seq, payload]), then the same with seq -1 and an
-empty topic and payload. A request of any other shape gets nothing. As in vLLM, one thread does it all: a replay holds up
-what is published.
+The wire format is that of vLLM (vllm-project/vllm, vllm/distributed/kv_events.py). PUB sends [topic, sequence u64 BE from 0,
+payload]. The payload is MessagePack [timestamp, events, rank]. A DEALER requests a replay with ["", first u64 BE]. The ROUTER
+replies with all kept messages from that sequence on, as ["", topic, seq, payload] (before vLLM 0.25.1: ["", seq, payload]).
+A message with seq -1 and an empty topic and payload ends the replay. The script ignores requests of another shape. A single
+thread serves both sockets, as in vLLM, so a replay delays new messages.
 
 Options, all optional:
-    form          "map" (vLLM from 0.24.0 on; the default) or "array" (before; as 0.23.0, nils included)
-    replay_topic  whether replies carry the topic; default: with "map" they do
-    endpoint      where to bind the publisher; default tcp://127.0.0.1:* (the system chooses the port)
-    connect       true: endpoint is dialled instead (the reader binds)
-    replay        where to bind the replay socket; default tcp://127.0.0.1:*
-    no_replay     true: there is no replay socket
-    socket        "XPUB" (default: a PUB that can say who subscribed) or "PUB"
+    form          "map" (vLLM from 0.24.0 on; the default) or "array" (the older form, as in 0.23.0 with nils)
+    replay_topic  true: replies contain the topic; default: true with "map", false with "array"
+    endpoint      address of the publisher; default tcp://127.0.0.1:* (the system selects a port)
+    connect       true: the publisher connects to endpoint, and the reader binds
+    replay        address of the replay socket; default tcp://127.0.0.1:*
+    no_replay     true: no replay socket
+    socket        "XPUB" (default: a PUB that counts subscribers) or "PUB"
     topic         default ""
     rank          data_parallel_rank; default 0; null for none
-    buffer        batches kept for replay; default 10000
+    buffer        number of batches kept for replay; default 10000
     hwm           high-water mark of both sockets; default 100000
     heartbeat     {"ivl": ms, "timeout": ms}: ZMTP heartbeats; default none
     block_size    default 16
-    seed          of the engine's hashes; default "0"
-    hashes        "int" (default) or "bytes" (32-byte digests; answers still give the last 8 as an integer)
+    seed          seed of the engine's hashes; default "0"
+    hashes        "int" (default) or "bytes" (32-byte digests; replies have the last 8 bytes as an integer)
     first_seq     default 0; some simulators begin with 1
 
-Commands. Those that publish answer with "seq"; "store" also with "hashes".
-    {"op": "store", "tokens": [..]}     BlockStored with the full blocks of tokens; a rest is left out. Optional:
-        "parent"      engine hash that the first block follows; default none
-        "hashes"      engine hashes to use instead of computed ones
+Commands that publish reply with "seq". "store", "remove" and "clear" also reply with "hashes".
+    {"op": "store", "tokens": [..]}     BlockStored with the full blocks of tokens. Optional:
+        "parent"      engine hash of the block before; default none
+        "hashes"      engine hashes in place of computed hashes
         "medium"      default "GPU"; null for none
-        "lora_id", "lora_name", "salt", "group", "kind", "window"     default none. A salt shows in the first block of a prompt
+        "lora_id", "lora_name", "salt", "group", "kind", "window"     default none. The first block of a prompt has the salt
     {"op": "remove", "hashes": [..]}    BlockRemoved. Optional: "medium", "group"
     {"op": "clear"}                     AllBlocksCleared
-    {"op": "batch", "events": [..]}     several of these in one message; answers "hashes" with one list for each event
-    {"op": "burst", "n": N}             N messages that go on with one prompt, whose tokens count up. Optional: "blocks" (a
-                                        message; default 1), "first_token" (default 0), "parent". Answers "first_seq", "last_seq",
-                                        "tokens" (how many), "hashes"
-    {"op": "raw", "payload": hex}       any bytes as payload, with the next sequence. Optional: "topic"
-    {"op": "frames", "frames": [hex]}   any frames at all; no sequence is used
-    {"op": "drop", "n": N}              the next N messages are not sent but kept for replay: a gap. "keep": false: not kept either
-    {"op": "skip", "n": N}              N sequence numbers are never used
-    {"op": "forget", "keep": N}         all but the last N messages are no longer to be had by replay
-    {"op": "replay_mode", "mode": M}    "answer" (default), "mute" (takes requests, says nothing), "endless" (no end marker)
-    {"op": "restart"}                   a new life: sequence from the start, nothing to replay, other hashes; sockets are closed and
-                                        bound again at the same place. "sockets": false leaves them alone
-    {"op": "subscribers", "n": N}       waits until N subscriptions are in force (XPUB only)
-    {"op": "stats"}                     "next_seq", "subscribers", "replays" (requests so far), "kept"
+    {"op": "batch", "events": [..]}     sends several events in a message; "hashes" has a list per event
+    {"op": "burst", "n": N}             sends N messages that continue a prompt with ascending tokens. Optional: "blocks" per
+                                        message (default 1), "first_token" (default 0), "parent". Replies with "first_seq",
+                                        "last_seq", the number of "tokens", and "hashes"
+    {"op": "raw", "payload": hex}       sends any payload with the next sequence. Optional: "topic"
+    {"op": "frames", "frames": [hex]}   sends any frames without a sequence
+    {"op": "drop", "n": N}              the next N messages are not sent but kept for replay: a gap. "keep": false: not kept
+    {"op": "skip", "n": N}              skips N sequence numbers
+    {"op": "forget", "keep": N}         deletes all but the last N messages from the replay buffer
+    {"op": "replay_mode", "mode": M}    "answer" (default), "mute" (ignores requests), "endless" (no end marker)
+    {"op": "restart"}                   begins a new incarnation: the first sequence, an empty replay buffer, new hashes. Closes the
+                                        sockets and binds the same addresses again. "sockets": false keeps the sockets
+    {"op": "subscribers", "n": N}       blocks until N subscriptions exist (XPUB only)
+    {"op": "stats"}                     "next_seq", "subscribers", "replays" (number of requests), "kept"
     {"op": "stop"}
 """
 import collections
@@ -67,11 +67,11 @@ import zmq
 
 
 class Map(msgspec.Struct, omit_defaults=True, tag=True):
-    """What an event is from vLLM 0.24.0 on."""
+    """An event of vLLM from 0.24.0 on."""
 
 
 class Array(msgspec.Struct, omit_defaults=True, tag=True, array_like=True):
-    """What it was before."""
+    """An event of vLLM before 0.24.0."""
 
 
 STORED = [
@@ -92,7 +92,7 @@ def event_types(base):
 
 
 class Engine:
-    """What the engine knows: how it names blocks and writes events."""
+    """An engine that names blocks and encodes events."""
 
     def __init__(self, opt):
         self.types = event_types({"map": Map, "array": Array}[opt.get("form", "map")])
@@ -109,13 +109,13 @@ class Engine:
         self.digests = {}
 
     def name(self, number):
-        """The hash of that number as it goes on the wire."""
+        """Returns the hash on the wire for a number."""
         if not self.as_bytes or number is None:
             return number
         return self.digests.get(number, struct.pack(">24xQ", number))
 
     def chain(self, parent, tokens, extra):
-        """The engine's names for consecutive full blocks. Opaque to all others, as it should be."""
+        """Returns the names of consecutive full blocks. Readers must treat the names as opaque."""
         names = []
         for i in range(0, len(tokens) - self.block_size + 1, self.block_size):
             block = tokens[i : i + self.block_size]
@@ -126,7 +126,7 @@ class Engine:
         return names
 
     def event(self, cmd):
-        """The event that a command asks for, and the hashes that it names."""
+        """Returns the event of a command, and the hashes of the blocks in the event."""
         op = cmd["op"]
         if op == "clear":
             return self.types[op](), []
@@ -156,7 +156,7 @@ class Engine:
 
 
 def bind(sock, endpoint, patience=20):
-    """Binds, and waits for a socket of the life before, which libzmq closes in its own time."""
+    """Binds a socket. libzmq closes the socket of the previous incarnation asynchronously, so bind retries."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -168,7 +168,7 @@ def bind(sock, endpoint, patience=20):
 
 
 class Publisher:
-    """The two sockets, the sequence and the messages kept for replay."""
+    """A publisher with both sockets, the sequence and the replay buffer."""
 
     def __init__(self, opt, engine):
         self.opt = opt
@@ -185,7 +185,7 @@ class Publisher:
     def restart(self):
         self.seq = self.opt.get("first_seq", 0)
         self.kept = collections.deque(maxlen=self.opt.get("buffer", 10000))
-        self.drops = []  # for each of the next messages: whether to keep what is not sent
+        self.drops = []  # an entry per message to drop; true: the message is kept for replay
 
     def open(self):
         self.subscriptions = collections.Counter()
@@ -236,7 +236,7 @@ class Publisher:
         return seq
 
     def serve(self, timeout=None):
-        """Waits for something and does what the sockets ask; says whether stdin has something to say."""
+        """Waits for input and serves the sockets. Returns true if stdin is readable."""
         ready = dict(self.poller.poll(timeout))
         if self.pub in ready:
             self.subscription(self.pub.recv())
@@ -311,10 +311,10 @@ def run(cmd, engine, publisher):
         return {"endpoint": publisher.endpoint, "replay": publisher.replay_endpoint}
     if op == "subscribers":
         if publisher.kind != "XPUB":
-            raise ValueError("a PUB does not know its subscribers")
+            raise ValueError("a PUB socket does not report subscribers")
         while publisher.subscribers() < cmd["n"]:
             if publisher.serve():
-                raise SystemExit  # stdin has ended: no one gives a command before the answer to the last
+                raise SystemExit  # stdin has ended: the driver sends no command before a reply
         return {"subscribers": publisher.subscribers()}
     if op == "stats":
         publisher.serve(0)
@@ -346,7 +346,7 @@ def main():
         for line in lines:
             try:
                 answer = run(json.loads(line), engine, publisher)
-            except Exception as err:  # whatever it is, the driver should hear of it
+            except Exception as err:  # the driver reports every error
                 say(ok=False, error=f"{type(err).__name__}: {err}")
             else:
                 say(ok=True, **answer)

@@ -1,8 +1,8 @@
-"""Renders chat templates with Jinja2, in the environment that Hugging Face's transformers makes for them.
+"""Renders chat templates with Jinja2, in the environment of the transformers library of Hugging Face.
 
     render_chats.py < cases > results
 
-Each line of cases is a JSON object {"template", "vars"}, and each of results {"text"} or {"error"}. The time is always
+Each line of cases is a JSON object {"template", "vars"}. Each line of results is {"text"} or {"error"}. The time is always
 2026-01-02 03:04:05.
 """
 import datetime

@@ -3,8 +3,9 @@
     replay.py TRACE '{"workers": 8, "block_size": 64, "points": [{"blocks": 4802, "speed": 1.0}],
         "arms": {"round-robin": null, "exact": {"use_kv_events": true}}}'
 
-TRACE is in Mooncake's format. For each point (memory of a worker in blocks, how much faster than the trace) and each arm (null: round robin; else
-arguments of KvRouterConfig) a line of JSON: point, arm, reuse (share of prompt tokens), ttft_mean and ttft_p90 in ms, output tokens per s, requests done
+TRACE has Mooncake's format. A point has the memory of a worker in blocks, and a speed relative to the trace. An arm has arguments of
+KvRouterConfig, or null for round robin. The script prints a line of JSON per point and arm: point, arm, reuse (share of prompt
+tokens), ttft_mean and ttft_p90 in ms, output tokens per s, requests done
 """
 import json
 import sys

@@ -1,9 +1,9 @@
-"""Lists the fields of request models in a wheel of vLLM or SGLang, without importing it.
+"""Lists the fields of request models in a wheel of vLLM or SGLang, without an import of the wheel.
 
     request_fields.py WHEEL <<< '{"chat": ["vllm/entrypoints/openai/chat_completion/protocol.py:ChatCompletionRequest"]}'
 
-A name is a class, or an alias of a union of classes. The answer has, for each key, the fields of all classes and of
-their bases, with aliases, and the names that their validators read from the body.
+A name is a class, or an alias of a union of classes. The output has two lists per key. "fields" has the fields of all classes and base
+classes, with aliases. "read" has the names that validators read from the body.
 """
 
 import ast
@@ -17,7 +17,7 @@ MODULES = {}
 
 
 def module(path):
-    """The definitions of a file by name, and the files of its imported names."""
+    """Returns the definitions of a file by name, and the files of imported names."""
     if path not in MODULES:
         tree, names, imports = ast.parse(WHEEL.read(path)), {}, {}
         package = path.split("/")[:-1]
@@ -42,7 +42,7 @@ def module(path):
 
 
 def resolve(path, name):
-    """The definition of a name, and its file."""
+    """Returns the definition of a name, and the file."""
     names, imports = module(path)
     if name in names:
         return path, names[name]
@@ -52,7 +52,7 @@ def resolve(path, name):
 
 
 def classes(path, node):
-    """The classes of a name, of a union or of an annotation."""
+    """Yields the classes of a name, a union or an annotation."""
     if isinstance(node, ast.ClassDef):
         yield path, node
         for base in node.bases:
@@ -73,7 +73,7 @@ def private(annotation):
 
 
 def fields(cls):
-    """The fields of one class, without those of its bases."""
+    """Yields the fields of a class without base classes."""
     for node in cls.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or private(node.annotation):
             continue
@@ -90,7 +90,7 @@ def fields(cls):
 
 
 def reads(cls):
-    """The names that validators of one class read from the body."""
+    """Yields the names that validators of a class read from the body."""
     for method in cls.body:
         if not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue

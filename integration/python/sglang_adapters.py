@@ -1,8 +1,10 @@
-"""Compares the Python client's names of SGLang's pages with those of SGLang's own event recorder: sglang_adapters.py WHEEL SEED CASES.
+"""Compares the names of SGLang's pages in the Python client with SGLang's own event recorder: sglang_adapters.py WHEEL SEED CASES.
 
-KVCacheEventRecorder, RadixKey, TreeNode, LoRARef and kv_event_namespace_seed come from the wheel. Pages are hashed in C++ there; SHA-256 over little-endian u32 stands in for it, as get_hash_str of 0.5.12 has it in Python.
-Prompts with adapters, extra_key, salt and pairs of tokens, in both event formats, are split into nodes at random and recorded. Prints {"cases", "adapters", "named": events with lora_name, "like_base": adapters whose pages have the base model's names}.
-Fails with the first difference.
+KVCacheEventRecorder, RadixKey, TreeNode, LoRARef and kv_event_namespace_seed come from the wheel. SGLang computes page hashes in C++.
+page_hash replaces the C++ code with SHA-256 over little-endian u32, like get_hash_str of 0.5.12. The cases are random prompts with
+adapters, extra_key, salt and pairs of tokens, in both event formats. The script splits a prompt into nodes at random and records the
+nodes. The output is {"cases", "adapters", "named": events with lora_name, "like_base": adapters with the page names of the base model}.
+The script fails at the first difference.
 """
 import hashlib
 import importlib
@@ -30,7 +32,7 @@ def page_hash(key, prior, page_size):
 
 
 def client():
-    """kvatlas.engine_hashes, without the rest of the package, which needs more libraries."""
+    """Returns sglang_hashes of kvatlas.engine_hashes. The rest of the package needs more libraries and is not imported."""
     package = types.ModuleType("kvatlas")
     package.__path__ = [os.path.join(os.path.dirname(__file__), "..", "..", "clients", "python", "src", "kvatlas")]
     sys.modules["kvatlas"] = package
@@ -51,17 +53,17 @@ class Engine:
         self.LoRARef = importlib.import_module("sglang.srt.lora.lora_registry").LoRARef
 
     def names(self, rng, case):
-        """The names of a prompt's pages, each after the one before, and the adapter's name in the events."""
+        """Returns the names of a prompt's pages in order, and the adapter's name in the events."""
         adapter, salt = case["adapter"], case["salt"] or None
         lora_id = adapter.lora_id if adapter else None
-        extra_key = (case["extra_key"] or "") + lora_id if adapter else case["extra_key"]  # as Req has it
+        extra_key = (case["extra_key"] or "") + lora_id if adapter else case["extra_key"]  # like Req
         if self.release == "0.5.22":
             names = self.recorder.LoRANameTable()
         else:
             names = self.recorder.KvEventLoraNames()
         if adapter:
             names.register(lora_id=lora_id, lora_name=adapter.lora_name)
-            if self.release != "0.5.22":  # as Scheduler._record_kv_event_lora_name does
+            if self.release != "0.5.22":  # like Scheduler._record_kv_event_lora_name
                 names.register(types.SimpleNamespace(extra_key=extra_key, lora_id=lora_id), adapter.lora_name)
         page, pair = case["page"], 1 if case["eagle"] else 0
         recorder = self.recorder.KVCacheEventRecorder(
@@ -92,7 +94,7 @@ def main():
     out = dict(cases=0, adapters=0, named=0, like_base=0)
     for _ in range(count):
         name, lora_path = rng.choice(["sql", "adapter-x", "ü/é"]), rng.choice(["/models/sql", "org/adapter"])
-        kind = rng.randrange(5)  # base, base, in --lora-paths with a name, or with a path alone, loaded later
+        kind = rng.randrange(5)  # 0, 1: base; 2: in --lora-paths with a name; 3: in --lora-paths with only a path; 4: loaded later
         adapter, given = None, {}
         if kind == 2:
             adapter = engine.LoRARef(lora_id=engine.LoRARef.deterministic_id(name, lora_path), lora_name=name)

@@ -1,6 +1,6 @@
-"""SGLang's own radix caches, out of its wheel, without torch: its values are lists of numbers here, of which the caches need slices and copies alone.
+"""Runs SGLang's own radix caches from the wheel, without torch. Values are lists of numbers, because caches only slice and copy values.
 
-Imported by engine.py, which knows the commands.
+engine.py imports this module and documents the commands.
 """
 import array
 import hashlib
@@ -14,7 +14,7 @@ import wheel
 
 
 class Tensor(list):
-    """What a cache asks of a tensor of indices."""
+    """A list with the methods of a tensor of indices that caches use."""
 
     device = "cpu"
     dtype = "int64"
@@ -41,7 +41,7 @@ def cat(parts, **_):
 
 
 def torch_stand_in(stub):
-    """A module torch whose tensors are lists; what else is asked of it is a stub."""
+    """Installs a module torch with lists as tensors. All further names are stubs."""
     torch = stub("torch")
     torch.Tensor, torch.cat = Tensor, cat
     torch.tensor = lambda data, **_: Tensor(data)
@@ -52,7 +52,7 @@ def torch_stand_in(stub):
 
 
 def native_hash(key, prior=None, page_size=None):
-    """What later versions hash in C++: SHA-256 of a page's tokens after the page before. Which names blocks have makes no difference here."""
+    """Replaces the C++ hash of later versions: SHA-256 of the page before and the page's tokens. The tests accept any names of blocks."""
     names, raw = [], list(key.token_ids)[:len(key)]
     for at in range(0, len(raw), page_size or max(1, len(raw))):
         prior = hashlib.sha256((prior or b"") + array.array("q", raw[at:at + (page_size or len(raw))]).tobytes()).digest()
@@ -72,7 +72,7 @@ REAL = [
 ]
 
 
-# Of 0.5.23, which has one class for hybrid models.
+# The modules of 0.5.23, with a single class for hybrid models.
 UNIFIED = ["sglang.srt.session.streaming_session"] + [
     "sglang.srt.mem_cache." + name
     for name in (
@@ -85,14 +85,14 @@ UNIFIED = ["sglang.srt.session.streaming_session"] + [
 
 
 def real(wheel):
-    """The modules that are read from a wheel."""
+    """Returns the names of the modules to read from a wheel."""
     with zipfile.ZipFile(wheel) as files:
         old = "sglang/srt/mem_cache/swa_radix_cache.py" in files.namelist()
     return REAL if old else REAL + UNIFIED
 
 
 class Allocator:
-    """Says yes to whatever is freed: how much memory there is, the load decides."""
+    """An allocator that ignores all calls. The load determines the use of memory."""
 
     device = "cpu"
 
@@ -112,7 +112,7 @@ class Allocator:
 
 
 class Cache:
-    """One of SGLang's caches, driven as its scheduler drives it when requests end."""
+    """A cache of SGLang, with the calls of the scheduler at the end of requests."""
 
     def __init__(self, opt, lora_name=None):
         base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
@@ -120,7 +120,7 @@ class Cache:
         radix = importlib.import_module("sglang.srt.mem_cache.radix_cache")
         self.base, self.RadixKey = base, radix.RadixKey
         self.size = opt["block_size"]
-        others = [g.partition(":") for g in opt["groups"][1:]]  # beside full attention
+        others = [g.partition(":") for g in opt["groups"][1:]]  # in addition to full attention
         self.kind = others[-1][0] if others else "full"
         self.window = max((int(window) for kind, _, window in others if kind == "swa"), default=0)
         self.unified = bool(others) and UNIFIED[0] in wheel.finder.real
@@ -148,10 +148,10 @@ class Cache:
                 module.get_global_server_args = lambda: types.SimpleNamespace(mamba_cache_chunk_size=self.size)
         self.cache = getattr(module, name)(self.construct(params.CacheInitParams, dict(
             disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=type("Free", (Allocator, *bases), {})(), page_size=self.size), **common))
-        self.manager = self  # whose take_events engine.py calls
+        self.manager = self  # engine.py calls take_events of manager
         if not hasattr(self.cache, "mamba_cache_chunk_size") or self.kind == "mamba":
             self.cache.mamba_cache_chunk_size = self.size
-        # From 0.5.18 or so on a key's tokens are an array.
+        # The tokens of a key are an array from about 0.5.18 on.
         self.tokens = (lambda t: array.array("q", t)) if "limit" in self.RadixKey.__slots__ else list
         self.next = 1
         self.started = {}
@@ -176,7 +176,7 @@ class Cache:
         return got.device_prefix_len if hasattr(got, "device_prefix_len") else len(got.device_indices)
 
     def insert(self, tokens):
-        """What a request leaves that has computed these tokens: pages, of which it has let go of those that its window no longer covers, and its last state."""
+        """Inserts the pages and the last state of a request with these tokens. The pages before the window are already evicted."""
         whole = len(tokens) // self.size * self.size
         if whole == 0:
             return
@@ -222,7 +222,7 @@ class Cache:
         return {"whole": whole, "main": main}
 
     def full(self, tokens):
-        """How far full attention's pages reach, whatever windows and states have: a walk down the cache's own tree."""
+        """Returns the hit in pages of full attention, in tokens, without windows and states. Without UnifiedRadixCache, full walks the tree of the cache."""
         if self.unified:
             return self.cache.match_prefix(self.params(self.base.MatchPrefixParams, key=self.key(tokens))).full_kv_hit_length
         node, key, n = self.cache.root_node, self.key(tokens[:len(tokens) // self.size * self.size]), 0

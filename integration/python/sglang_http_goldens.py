@@ -1,7 +1,8 @@
 """Writes internal/ingest/enginehttp/testdata/sglang.json: sglang_http_goldens.py WHEEL... > sglang.json
 
-Each case is what /server_info says of a configuration. The descriptor kv_events, its defaults and its refusals come from the release's own code, read out of its wheel
-with wheel.py; the settings beside it are given here under the names that ServerArgs has, which is checked. The rest of /server_info, some 400 settings, is left out.
+A case is the body of /server_info for a configuration. The descriptor kv_events, with defaults and refusals, comes from the release's
+own code, which wheel.py reads from the wheel. The script defines the other settings under the names of ServerArgs, and omits settings
+that the release lacks. The rest of /server_info, some 400 settings, is omitted.
 """
 import ast
 import json
@@ -14,7 +15,7 @@ import wheel
 
 
 def function(archive, path, name):
-    """The source of one function of a module, or of a method of a class of its, and None if there is none."""
+    """Returns the source of a function or method in a module, or None."""
     if path not in archive.namelist():
         return None
     for node in ast.walk(ast.parse(archive.read(path))):

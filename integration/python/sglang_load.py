@@ -1,6 +1,7 @@
-"""SGLang's own load publisher: sglang_load.py WHEEL LOAD_ENDPOINT DP_SIZE RANK.
+"""Runs SGLang's own load publisher: sglang_load.py WHEEL LOAD_ENDPOINT DP_SIZE RANK.
 
-SchedulerLoadPublisher comes from the wheel. Each line of standard input is a JSON object with the fields of a LoadSnapshot, which is published. The script prints a line after the start.
+SchedulerLoadPublisher comes from the wheel. Each line of stdin is a JSON object with the fields of a LoadSnapshot. The script publishes
+every snapshot. The script prints "published" or "disabled" after the start.
 """
 import importlib
 import json

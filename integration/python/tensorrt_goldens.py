@@ -1,11 +1,15 @@
-"""Messages with the fields of TensorRT-LLM's publisher, as test data of pkg/events: tensorrt_goldens.py. One JSON list:
+"""Writes messages with the fields of TensorRT-LLM's publisher as test data of pkg/events: tensorrt_goldens.py. Prints a JSON list:
 
-    {"says": what is special, "payload": hex, "prompt": [token], "media": [{"hash", "offset", "length"}], "from": the first token of the event, "blocks": how many of its blocks can be looked up, "passed": not all of them, "lora": number}
+    {"says": description, "payload": hex, "prompt": [token], "media": [{"hash", "offset", "length"}],
+     "from": index of the event's first token in the prompt, "blocks": number of blocks that a lookup can find,
+     "passed": true if the event has more blocks, "lora": number}
 
-There is no wheel of TensorRT-LLM for a CPU. The structs below declare the fields of its publisher in its order (tensorrt_llm/_torch/pyexecutor/kv_cache_events.py), and msgspec encodes them, as there. A prompt's tokens and keys are
-those that gen_multimodal_cache_key_tokens and decodeEventBlock (cpp/tensorrt_llm/batch_manager/kv_cache_manager_v2/eventData.cpp) make: an image is its digest and then the numbers STAND_IN+1, STAND_IN+2, …, and a block lists each stretch of an image.
+No wheel of TensorRT-LLM exists for a CPU. The structs below declare the fields of the publisher in the same order
+(tensorrt_llm/_torch/pyexecutor/kv_cache_events.py), and msgspec encodes them, as in TensorRT-LLM. The tokens and keys of a prompt are
+those of gen_multimodal_cache_key_tokens and decodeEventBlock (cpp/tensorrt_llm/batch_manager/kv_cache_manager_v2/eventData.cpp). The
+tokens of an image are the digest, and then STAND_IN+1, STAND_IN+2, …. A block lists every part of an image.
 
-`go test -tags judges ./integration/judges/engines -run TensorRT -update` writes pkg/events/testdata/tensorrt.json with it.
+`go test -tags judges ./integration/judges/engines -run TensorRT -update` writes pkg/events/testdata/tensorrt.json from the output.
 """
 import hashlib
 import json
@@ -57,14 +61,14 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 class Image:
-    """An image of so many tokens in a prompt; after each of those in `gaps` one token of text follows."""
+    """An image with length tokens in a prompt. A token of text follows every token in gaps."""
 
     def __init__(self, name, length, uuid=None, gaps=()):
         self.hash, self.length, self.uuid, self.gaps = hashlib.sha256(name.encode()).hexdigest(), length, uuid, gaps
 
 
 def lay(prompt):
-    """A prompt's tokens as a client sends them, and as the engine has them, each with the image and its index there."""
+    """Returns the tokens of a prompt from a client, the tokens in the engine with image and index, and the media."""
     sent, engine, media = [], [], []
     for part in prompt:
         if isinstance(part, int):
@@ -92,7 +96,7 @@ def keys(block):
 
 
 def stored(first, prompt, begin=0, end=None, decoded=True, lora=None):
-    """The event of a prompt's blocks from one token on; blocks are called first, first+1, …, and negative ones too."""
+    """Returns the event for the blocks of a prompt from begin on. The names are first, -(first+1), first+2, …"""
     _, engine, _ = lay(prompt)
     end = len(engine) // SIZE * SIZE if end is None else end
     blocks = [engine[i:i + SIZE] for i in range(begin, end, SIZE)]
@@ -104,7 +108,7 @@ def stored(first, prompt, begin=0, end=None, decoded=True, lora=None):
 
 
 def placed(first, tokens, keys):
-    """An event with numbers alone, and start_offset as vLLM's offsets: the image's first token from the block's on."""
+    """Returns an event with only numbers as tokens. start_offset is that of vLLM: the image's first token relative to the block."""
     return BlockStored(block_hashes=list(range(first, first + len(keys))), parent_block_hash=None, token_ids=tokens, block_size=SIZE,
                        lora_id=None, medium="GPU", lora_name=None, mm_keys=[[MultimodalKey(hash=h, start_offset=o) for h, o in k] for k in keys])
 

@@ -1,8 +1,8 @@
-"""Serves /tokenize as vLLM does, by Hugging Face's tokenizers and Jinja2.
+"""Serves /tokenize like vLLM, with Jinja2 and the tokenizers library of Hugging Face.
 
     tokenize_server.py tokenizer.json chat_template.jinja [bos_token]
 
-It prints the port that it listens on.
+The script prints the port of the server.
 """
 import http.server
 import json

@@ -1,9 +1,9 @@
-"""What vLLM gives to chat templates for requests.
+"""Prints the variables that vLLM passes to chat templates.
 
     vllm_chats.py < requests > results
 
-Each line of requests is the JSON of a chat completion request, and each of results {"text"}, which is rendered by a
-template that shows all variables, or {"error"}. Run it in the environment of `make real-vllm`.
+Each line of requests is the JSON of a chat completion request. Each line of results is {"error"} or {"text"}. A template that shows
+all variables renders the text. The script needs the environment of `make real-vllm`.
 """
 import json
 import sys

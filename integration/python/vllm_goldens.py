@@ -1,6 +1,6 @@
 """Writes pkg/hicache/testdata/vllm.json: vllm_goldens.py WHEEL-0.24.0 WHEEL-0.32.0 WHEEL-0.33.0 > vllm.json
 
-Each case is a prompt, and what the release's own request hasher calls its blocks.
+A case is a prompt with the hashes of blocks from the release's own request hasher.
 """
 import json
 import os

@@ -1,7 +1,7 @@
 """Writes internal/ingest/enginehttp/testdata/vllm-0.32.0.json: vllm_http_goldens.py > vllm-0.32.0.json
 
-Runs in an environment with a whole vLLM (make real-vllm makes one). The bodies come from vLLM's own routes, publishers, model list, cache configuration and metrics;
-no engine is started.
+The script needs an environment with a whole vLLM (make real-vllm installs one). The bodies come from vLLM's own routes, publishers,
+model list, cache configuration and metrics. No engine runs.
 """
 import asyncio
 import json

@@ -1,8 +1,8 @@
-"""Imports an engine's own modules out of its wheel, without the engine.
+"""Imports an engine's own modules from a wheel, without the engine.
 
-open_wheel(path, real) makes `import` read the modules named in real from the wheel, as they are. Whatever else of the engine they
-import, and the large libraries in STUBBED, is answered with stubs: names that can be called, subclassed, used as a decorator or in
-an annotation, and do nothing. What a stub would be asked in earnest is not on the way of what our drivers call.
+After open_wheel(path, real), `import` reads the modules in real from the wheel, without changes. Stubs replace all further modules of
+the engine, and the large libraries in STUBBED. A stub accepts calls, subclasses, and use as a decorator or in an annotation, and has no
+effect. The drivers call no code that needs a result of a stub.
 """
 import importlib.abc
 import importlib.util
@@ -22,10 +22,10 @@ class StubType(type):
         return value
 
     def __call__(cls, *args, **kwargs):
-        if cls.__dict__.get("__module__") != __name__:  # a class of the engine's own that has a stub among its bases
+        if cls.__dict__.get("__module__") != __name__:  # a class of the engine with a stub as a base class
             return super().__call__(*args, **kwargs)
         if len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType)):
-            return args[0]  # a decorator
+            return args[0]  # the stub is a decorator
         return Stub
 
     def __or__(cls, other):
@@ -69,7 +69,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.real = {name for name in real if self.file(name)}
 
     def file(self, name):
-        """The file of a module, if the wheel has it."""
+        """Returns the file of a module in the wheel, or None."""
         base = name.replace(".", "/")
         return next((f for f in (base + ".py", base + "/__init__.py") if f in self.files), None)
 
@@ -90,7 +90,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             exec(compile(self.wheel.read(file), module.__file__, "exec"), module.__dict__)
 
 
-finder = None  # of the wheel that was opened first
+finder = None  # the Finder of the first wheel
 finders = []
 
 

@@ -1,6 +1,7 @@
-"""A real Mooncake master and a real client of it, for the demonstration: python mooncake.py RPC-PORT HTTP-PORT BYTES
+"""Runs a real Mooncake master and a real client for the demonstration: python mooncake.py RPC-PORT HTTP-PORT BYTES
 
-It says "ready"; then each line of stdin, a JSON list of names, becomes as many small objects and is answered with "ok". It ends with stdin.
+The script prints "ready" after the start. A line of stdin is a JSON list of names. The script puts a small object per name, and replies
+with "ok". The script ends at the end of stdin.
 """
 import importlib.util
 import json
@@ -33,7 +34,7 @@ try:
     store = MooncakeDistributedStore()
     code = store.setup("localhost", "P2PHANDSHAKE", int(size), 16 << 20, "tcp", "", "127.0.0.1:" + rpc)
     if code != 0:
-        sys.exit(f"the client's setup says {code}")
+        sys.exit(f"the setup of the client returned {code}")
     print("ready", flush=True)
     for line in sys.stdin:
         names = json.loads(line)

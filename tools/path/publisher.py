@@ -1,18 +1,18 @@
-"""Engines that announce what they store as fast as their sockets take it: the load of the whole path's benchmark.
+"""Simulates engines that announce blocks at the full speed of the sockets: the load of the benchmark of the whole path.
 
     publisher.py '{"workers": 1, "blocks": 1310720}'
 
-All messages are encoded before anything is timed, in vLLM's format as of 0.24 (vllm-project/vllm, vllm/distributed/kv_events.py): a message is
-one BlockStored of 64 blocks of 16 random tokens; 12 of them, each following the one before, make up a prompt. No two blocks are alike. The
-last message of each worker is one block: when it is known, all before it are.
+The script encodes all messages before the measurement, in the format of vLLM 0.24 (vllm-project/vllm, vllm/distributed/kv_events.py).
+A message is a BlockStored with 64 blocks of 16 random tokens. A chain of 12 messages is a prompt. All blocks differ. The last message
+of a worker is a single block. A reader that has applied this block has applied all blocks before.
 
-It reads commands from stdin, one JSON object a line, and answers each with one on stdout, as integration/python/publisher.py does:
-    {"op": "open"}          binds a publisher and a replay socket for each worker, closing those of before. Answers "engines": for each
-                            worker "endpoint" and "replay"; "last": the tokens of each worker's last block; "samples": some whole prompts,
-                            each with its "worker" and "tokens"; "blocks": how many are announced
-    {"op": "subscribers"}   waits until each publisher has a subscriber, which it tells what it wants to know of the past
-    {"op": "send"}          sends all. Answers "began" (Unix time in nanoseconds at the first send), "sending_s" and the publisher's own "cpu_s"
-                            until then
+The script reads commands from stdin, a JSON object per line, and replies with a line on stdout, like integration/python/publisher.py:
+    {"op": "open"}          closes the sockets of the last "open", and binds a publisher and a replay socket per worker. Replies with
+                            "engines": "endpoint" and "replay" per worker; "last": the tokens of the last block per worker; "samples":
+                            some whole prompts with "worker" and "tokens"; "blocks": number of blocks in all messages
+    {"op": "subscribers"}   blocks until every publisher has a subscriber, and then replies to replay requests with an empty past
+    {"op": "send"}          sends all messages. Replies with "began" (Unix time of the first send in nanoseconds), and the time
+                            "sending_s" and processor time "cpu_s" of the sends
 """
 import json
 import random
@@ -36,7 +36,7 @@ END = b"\xff" * 8
 
 
 class Worker:
-    """One engine's messages, and its sockets."""
+    """The messages and sockets of an engine."""
 
     def __init__(self, number, messages, rng):
         encode = msgspec.msgpack.Encoder().encode
@@ -61,7 +61,7 @@ class Worker:
     def open(self, context):
         self.pub, self.router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         for sock in (self.pub, self.router):
-            sock.sndhwm = 0  # what is not taken waits: nothing is lost here
+            sock.sndhwm = 0  # unlimited: unread messages stay in the queue
             sock.linger = 0
             sock.bind("tcp://127.0.0.1:*")
         return {"endpoint": self.pub.last_endpoint.rstrip(b"\0").decode(), "replay": self.router.last_endpoint.rstrip(b"\0").decode()}
@@ -72,7 +72,7 @@ class Worker:
 
 
 def settle(workers, seconds):
-    """Says for a while to whoever asks that there is no past."""
+    """Replies to replay requests with only the end marker, for some seconds."""
     poller = zmq.Poller()
     for w in workers:
         poller.register(w.router, zmq.POLLIN)
@@ -101,7 +101,7 @@ def main():
         if op == "subscribers":
             for w in workers:
                 w.pub.recv()
-            settle(workers, 1.5)  # a subscriber may ask at once and once more
+            settle(workers, 1.5)  # a subscriber may send two replay requests
             return {}
         if op == "send":
             cpu, began = time.process_time(), time.time_ns()
@@ -121,7 +121,7 @@ def main():
     for line in sys.stdin:
         try:
             answer = run(json.loads(line)["op"])
-        except Exception as err:  # whatever it is, the harness should hear of it
+        except Exception as err:  # the benchmark reports every error
             say(ok=False, error=f"{type(err).__name__}: {err}")
         else:
             say(ok=True, **answer)

@@ -1,17 +1,17 @@
 #!/bin/bash
-# cluster.sh FOLDER NODES runs a Kubernetes of real programs on this machine until it is killed. Its files are below
-# FOLDER. The programs are on PATH: those that fetch/main.go has built and installed.
+# cluster.sh FOLDER NODES runs a Kubernetes of real programs on the local machine until a signal. FOLDER has all files.
+# PATH has the programs, which fetch/main.go has built and installed.
 #
-# The caller starts it in mount, process and network namespaces of its own:
+# The caller starts the script in new mount, process and network namespaces:
 #
 #   unshare --mount --propagation private --net --pid --fork --kill-child --mount-proc cluster.sh FOLDER NODES
 #
-# The end of this process therefore ends every process, mount and network of the cluster. Only cgroups below
-# /kvatlas-kube stay, empty; the next start removes them. The control plane is 10.77.0.1, node N is 10.77.0.(10+N), and
-# the pods of node N have addresses in 10.244.N.0/24. The network of this process reaches all of them.
+# The end of the script therefore ends every process, mount and network of the cluster. Only empty cgroups below
+# /kvatlas-kube remain, until the next start. The control plane is 10.77.0.1, node N is 10.77.0.(10+N), and the pods of
+# node N have addresses in 10.244.N.0/24. The network namespace of the script has routes to all addresses.
 #
-# FOLDER/images/*.tar are imported on every node; pause.tar has the image localhost/pause:1. The file FOLDER/ready
-# appears once all nodes are ready. FOLDER/pki/admin.conf is the administrator's kubeconfig.
+# Every node imports FOLDER/images/*.tar. pause.tar has the image localhost/pause:1. The script creates the file
+# FOLDER/ready after all nodes are ready. FOLDER/pki/admin.conf is the administrator's kubeconfig.
 set -euo pipefail
 dir=$1
 net=10.77.0
@@ -19,7 +19,7 @@ pki=$dir/pki
 
 kubectl() { kube kubectl --kubeconfig "$pki/admin.conf" "$@"; }
 
-# start NAME COMMAND... runs a command in the background. Its output goes to log/NAME. If it ends, the cluster ends.
+# start NAME COMMAND... runs a command in the background with output to log/NAME. The end of the command ends the cluster.
 start() {
 	local name=$1
 	shift
@@ -30,7 +30,7 @@ start() {
 	} &
 }
 
-wait_for() { # wait_for SECONDS WHAT COMMAND...
+wait_for() { # wait_for SECONDS NAME COMMAND... repeats a command until success
 	local end=$((SECONDS + $1)) what=$2
 	shift 2
 	until "$@" >/dev/null 2>&1; do
@@ -42,19 +42,19 @@ wait_for() { # wait_for SECONDS WHAT COMMAND...
 	done
 }
 
-authority() { # authority NAME SUBJECT
+authority() { # authority NAME SUBJECT creates a self-signed certificate authority in the folder pki
 	openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -keyout "$pki/$1.key" \
 		-out "$pki/$1.crt" -subj "$2" 2>/dev/null
 }
 
-cert() { # cert NAME SUBJECT [ALTERNATIVE_NAMES] [AUTHORITY]
+cert() { # cert NAME SUBJECT [ALTERNATIVE_NAMES] [AUTHORITY] creates a key and a certificate; the default authority is ca
 	local by=$pki/${4-ca}
 	openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$pki/$1.key" -subj "$2" 2>/dev/null |
 		openssl x509 -req -CA "$by.crt" -CAkey "$by.key" -CAcreateserial -days 30 -out "$pki/$1.crt" 2>/dev/null \
 			-extfile <(echo "extendedKeyUsage=clientAuth,serverAuth"; [ -z "${3-}" ] || echo "subjectAltName=$3")
 }
 
-config() { # config NAME writes a kubeconfig with the certificate of that name.
+config() { # config NAME writes a kubeconfig with the certificate NAME
 	cat >"$pki/$1.conf" <<-Y
 	apiVersion: v1
 	kind: Config
@@ -66,11 +66,12 @@ config() { # config NAME writes a kubeconfig with the certificate of that name.
 	chmod 600 "$pki/$1.conf"
 }
 
-user() { # user NAME SUBJECT
+user() { # user NAME SUBJECT creates a certificate and a kubeconfig for a user of the cluster
 	cert "$1" "$2"
 	config "$1"
 }
 
+# control_plane creates all certificates, starts etcd and the programs of the control plane, and creates the roles.
 control_plane() {
 	authority ca /CN=kvatlas-kube
 	authority front-proxy-ca /CN=kvatlas-kube-front-proxy
@@ -89,8 +90,8 @@ control_plane() {
 		--listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
 		--listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
 		--initial-cluster judge=http://127.0.0.1:2380
-	# Without --kubelet-preferred-address-types, logs and exec resolve the names of nodes in DNS. The addresses of services
-	# do not work here, so with --enable-aggregator-routing the API server connects to the pods of an APIService.
+	# Without --kubelet-preferred-address-types, logs and exec resolve the names of nodes in DNS. Addresses of services do
+	# not work on the control plane. With --enable-aggregator-routing, the API server connects to the pods of an APIService.
 	start kube-apiserver kube kube-apiserver --etcd-servers http://127.0.0.1:2379 \
 		--bind-address 0.0.0.0 --advertise-address $net.1 --secure-port 6443 \
 		--tls-cert-file "$pki/apiserver.crt" --tls-private-key-file "$pki/apiserver.key" \
@@ -125,8 +126,8 @@ node() {
 	mkdir -p "$d"/{containerd,state,kubelet,cni,varlog,containers}
 	cert "$name" "/O=system:nodes/CN=system:node:$name" "DNS:$name,IP:$net.$((10 + n))"
 	config "$name"
-	# Root has no CAP_SYS_RESOURCE on some machines. runc then fails when it lowers an OOM score. containerd 1 and 2 read
-	# settings of version 2.
+	# Root has no CAP_SYS_RESOURCE on some machines. Without the capability, runc cannot lower an OOM score and fails.
+	# containerd 1 and 2 read settings of version 2.
 	cat >"$d/containerd.toml" <<-T
 	version = 2
 	root = "$d/containerd"
@@ -146,7 +147,7 @@ node() {
 	    BinaryName = "runc"
 	    SystemdCgroup = false
 	T
-	# With ptp, pods of one node reach each other through layer 3, where services and policies apply.
+	# With ptp, pods of the same node communicate through layer 3, where services and policies apply.
 	cat >"$d/cni/10-judge.conflist" <<-C
 	{"cniVersion": "1.0.0", "name": "judge", "plugins": [{"type": "ptp", "mtu": 1400, "ipam": {"type": "host-local",
 	  "dataDir": "$d/ipam", "ranges": [[{"subnet": "10.244.$n.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
@@ -198,7 +199,7 @@ node_init() {
 	start "kube-proxy$n" kube kube-proxy --kubeconfig "$pki/proxy.conf" --hostname-override "$name" \
 		--proxy-mode nftables --cluster-cidr 10.244.0.0/16 --conntrack-max-per-core 0 \
 		--conntrack-tcp-timeout-established 0s --conntrack-tcp-timeout-close-wait 0s
-	# kube-router enforces NetworkPolicies. It exits if its node is not registered, and panics if its health port is 0.
+	# kube-router enforces NetworkPolicies. kube-router exits without a registered node, and panics with a health port of 0.
 	wait_for 180 "$name in the API" kube kubectl --kubeconfig "$pki/policies.conf" get node "$name"
 	start "kube-router$n" kube-router --kubeconfig "$pki/policies.conf" --hostname-override "$name" --run-router=false \
 		--run-service-proxy=false --run-firewall=true --run-loadbalancer=false --service-cluster-ip-range 10.96.0.0/16 \
@@ -210,13 +211,13 @@ node_init() {
 cgroups() {
 	local c v1
 	if [ ! -d /sys/fs/cgroup/memory ]; then
-		echo "cluster.sh: /sys/fs/cgroup/memory does not exist: this needs cgroups of version 1" >&2
+		echo "cluster.sh: /sys/fs/cgroup/memory does not exist: the script needs cgroups of version 1" >&2
 		exit 1
 	fi
 	for v1 in systemd unified cpu cpuacct cpuset memory devices freezer blkio pids hugetlb; do
 		[ ! -d /sys/fs/cgroup/$v1 ] || mkdir -p /sys/fs/cgroup/$v1/kvatlas-kube/node"$1"
 	done
-	# All pods together are one entity beside the other processes of the machine, each of which has 1,024 shares.
+	# All pods together are a single group. Every other process of the machine has 1,024 shares.
 	echo 16384 >/sys/fs/cgroup/cpu/kvatlas-kube/cpu.shares
 	for c in kvatlas-kube kvatlas-kube/node"$1"; do
 		cat /sys/fs/cgroup/cpuset/cpuset.cpus >/sys/fs/cgroup/cpuset/$c/cpuset.cpus
@@ -224,7 +225,7 @@ cgroups() {
 	done
 }
 
-network() { # network NODES
+network() { # network NODES creates a bridge, and a network namespace with an address and routes for every node
 	local n c
 	mkdir -p /run/netns
 	mount -t tmpfs none /run/netns
@@ -244,26 +245,27 @@ network() { # network NODES
 		nsenter --net=/run/netns/node"$n" sysctl -qw net.ipv4.ip_forward=1
 		ip route add 10.244."$n".0/24 via $net.$((10 + n))
 	done
-	for n in $(seq "$1"); do # each node reaches the pods of the others
+	for n in $(seq "$1"); do # every node has routes to the pods of all other nodes
 		for c in $(seq "$1"); do
 			[ "$n" = "$c" ] || ip -n node"$n" route add 10.244."$c".0/24 via $net.$((10 + c))
 		done
 	done
 }
 
+# up NODES starts the cluster, waits for all nodes, creates FOLDER/ready, and runs until the end of the cluster.
 up() {
 	local n
 	mkdir -p "$dir"/{pki,log,etcd}
 	chmod 700 "$dir/etcd"
 	: >"$dir/resolv.conf"
-	# Volumes. NATS reserves room for streams by the size of the disk, whatever is free on this machine.
+	# The folder of volumes. NATS reserves space for streams by the size of the disk, so the size is fixed.
 	mkdir -p "$dir/disks"
 	mount -t tmpfs -o size=100g none "$dir/disks"
 	network "$1"
 	for n in $(seq "$1"); do cgroups "$n"; done
 	control_plane
 	for n in $(seq "$1"); do node "$n"; done
-	# The API server refuses pods before this account exists.
+	# The API server rejects pods before the account exists.
 	wait_for 60 "the service account default" kubectl get serviceaccount default
 	for n in $(seq "$1"); do
 		wait_for 180 "node$n" kubectl get node "node$n"
@@ -274,7 +276,7 @@ up() {
 	wait
 }
 
-trap 'exit 1' TERM # of process 1, which has no default action
+trap 'exit 1' TERM # process 1 has no default action for signals
 case $2 in
 node-init) node_init "$3" ;;
 *) up "$2" >>"$dir/log/up" ;;

@@ -1,12 +1,12 @@
 "use strict";
-// The search: a section is found if it has every word. Words in its heading and in the page's title count most.
+// The search finds sections with all words. Words in the heading and in the page's title have the highest weight.
 (() => {
   const root = document.documentElement.dataset.root;
   const box = document.querySelector("#search input"), found = document.querySelector("#found");
   const most = 20;
   let loading;
 
-  // load reads the index once. A script can be read from a disk too.
+  // load reads the index once. The index is a script, because browsers also load scripts from a disk.
   const load = () => loading ??= new Promise((done, failed) => {
     const script = document.createElement("script");
     script.src = root + "search-index.js";
@@ -57,7 +57,7 @@
       return;
     }
     const typed = box.value, index = await load();
-    if (typed !== box.value) return; // a later search follows
+    if (typed !== box.value) return; // a later search is running
     const hits = index.map(s => [score(s, words), s]).filter(([n]) => n > 0);
     hits.sort((a, b) => b[0] - a[0]);
     show(hits.slice(0, most).map(([, s]) => s), words);
@@ -70,13 +70,13 @@
   });
   document.addEventListener("keydown", e => {
     if (e.key === "/" && document.activeElement !== box) {
-      e.preventDefault(); // the browser's own search
+      e.preventDefault(); // prevents the browser's own search
     } else if (e.key === "Escape") {
       found.hidden = true;
       box.blur();
     }
   });
-  document.addEventListener("keyup", e => { // at keydown, the box would get the key too
+  document.addEventListener("keyup", e => { // after keydown, because the box would also receive the key
     if (e.key === "/" && document.activeElement !== box) box.focus();
   });
 })();
