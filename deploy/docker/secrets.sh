@@ -1,12 +1,11 @@
 #!/bin/sh
-# Makes the secrets of docker-compose.yml in a folder: the token of HTTP, a key for the indexers and one for each shim,
-# the NATS accounts that go with the keys, and the password of NATS servers among each other. It leaves the secrets that
-# are there as they are.
+# secrets.sh creates the secrets of docker-compose.yml in a folder: the token of HTTP, a key for the indexers, a key per
+# shim, the NATS accounts of the keys, and the password between NATS servers. Existing secrets stay.
 #
 #   deploy/docker/secrets.sh INDEXER FOLDER
 #
-# The containers' user is not the user of this host, and must read the files that are mounted for it. The folder
-# therefore keeps other users of the host out, and the files in it can be read by everybody.
+# The user of the containers differs from the user of the host, and must read the mounted files. So all users may read
+# the files, but only the owner may enter the folder.
 set -eu
 indexer=$1
 mkdir -p "$2"

@@ -51,7 +51,10 @@ const (
 
 var (
 	commentLine  = regexp.MustCompile(`^\s*//\s?(.*)$`)
-	directive    = regexp.MustCompile(`^\s*//(go:|nolint)`)
+	hashLine     = regexp.MustCompile(`^\s*#:?\s?(.*)$`)
+	hashTrailing = regexp.MustCompile(`\s#\s(.*)$`)
+	styleComment = regexp.MustCompile(`(?s)/\*(.*?)\*/`)
+	directive    = regexp.MustCompile(`^\s*(//(go:|nolint)|#!)`)
 	trailing     = regexp.MustCompile(`\s//\s(.*)$`)
 	literal      = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
 	rawLiteral   = regexp.MustCompile("`([^`]*)`")
@@ -120,8 +123,8 @@ func (r *Report) judged() (names []string) {
 	return names
 }
 
-// Count reads the Go and Markdown files below the given paths of the repository at root, by default all files. Count
-// skips generated files, test data, the change log and the documents of measurements.
+// Count reads the files with prose below the given paths of the repository at root, by default all files. Count skips
+// generated files, test data, the change log and the documents of measurements.
 func Count(root string, paths ...string) (*Report, error) {
 	r := &Report{Places: map[string]*Figures{}}
 	if len(paths) == 0 {
@@ -146,7 +149,7 @@ func Count(root string, paths ...string) (*Report, error) {
 				}
 				return nil
 			}
-			if ext := filepath.Ext(name); ext != ".go" && ext != ".md" || skippedFiles.MatchString(name) {
+			if textOf(name) == nil || skippedFiles.MatchString(name) {
 				return nil
 			}
 			text, err := os.ReadFile(file)
@@ -165,22 +168,23 @@ func Count(root string, paths ...string) (*Report, error) {
 
 // count adds the text of a file to the figures of a place.
 func (r *Report) count(name, text string) {
-	place, pieces := name, markdownText
-	if strings.HasSuffix(name, ".go") {
-		if strings.Contains(text[:min(300, len(text))], "Code generated") {
-			return
-		}
-		place, pieces = filepath.ToSlash(filepath.Dir(name)), goText
-		if strings.HasSuffix(name, "_test.go") {
-			place += " (tests)"
-		}
+	place := filepath.ToSlash(filepath.Dir(name))
+	switch ext := filepath.Ext(name); {
+	case ext == ".md":
+		place = name
+	case ext == ".go" && strings.Contains(text[:min(300, len(text))], "Code generated"):
+		return
+	case strings.HasSuffix(name, "_test.go"):
+		place += " (tests)"
+	case ext != ".go":
+		place += " (" + strings.TrimPrefix(cmp.Or(ext, ".sh"), ".") + ")"
 	}
 	f := r.Places[place]
 	if f == nil {
 		f = &Figures{}
 		r.Places[place] = f
 	}
-	pieces(text, func(line int, piece string) {
+	textOf(name)(text, func(line int, piece string) {
 		for _, sentence := range sentences(piece) {
 			one := figuresOf(sentence)
 			score := 0
@@ -254,9 +258,59 @@ func sentences(text string) (parts []string) {
 	return append(parts, text[start:])
 }
 
-// goText calls piece for every block of line comments, comment after code, and string literal of at least five
-// words.
-func goText(source string, piece func(line int, text string)) {
+// textOf returns the function that finds the prose of a file; nil: the file has none.
+func textOf(name string) func(source string, piece func(line int, text string)) {
+	switch ext := filepath.Ext(name); ext {
+	case ".go", ".js":
+		return func(source string, piece func(line int, text string)) {
+			codeText(source, commentLine, trailing, piece)
+		}
+	case ".md":
+		return markdownText
+	case ".css":
+		return styleText
+	case ".py":
+		return pythonText
+	case ".sh", ".yaml", ".yml", ".toml", ".service", ".conf", ".env", ".tpl":
+		return hashText
+	default:
+		if base := filepath.Base(name); base == "Makefile" || base == "Dockerfile" {
+			return hashText
+		}
+	}
+	return nil
+}
+
+// hashText calls piece for comments that begin with '#'.
+func hashText(source string, piece func(line int, text string)) {
+	codeText(source, hashLine, hashTrailing, piece)
+}
+
+// pythonText calls piece for comments, docstrings and string literals.
+func pythonText(source string, piece func(line int, text string)) {
+	line := 1
+	for i, part := range strings.Split(source, `"""`) {
+		if i%2 == 0 {
+			hashText(part, func(at int, text string) { piece(line+at-1, text) })
+		} else {
+			for _, paragraph := range strings.Split(part, "\n\n") {
+				piece(line, strings.Join(strings.Fields(paragraph), " "))
+			}
+		}
+		line += strings.Count(part, "\n")
+	}
+}
+
+// styleText calls piece for the comments of a style sheet.
+func styleText(source string, piece func(line int, text string)) {
+	for _, m := range styleComment.FindAllStringSubmatchIndex(source, -1) {
+		piece(1+strings.Count(source[:m[0]], "\n"), strings.Join(strings.Fields(source[m[2]:m[3]]), " "))
+	}
+}
+
+// codeText calls piece for every block of line comments, comment after code, and string literal of at least five
+// words. comment and after find a comment in a line of its own, and after code.
+func codeText(source string, comment, after *regexp.Regexp, piece func(line int, text string)) {
 	var block []string
 	first := 0
 	endBlock := func() {
@@ -266,7 +320,7 @@ func goText(source string, piece func(line int, text string)) {
 		block = block[:0]
 	}
 	for i, line := range strings.Split(source, "\n") {
-		if m := commentLine.FindStringSubmatch(line); m != nil && !directive.MatchString(line) {
+		if m := comment.FindStringSubmatch(line); m != nil && !directive.MatchString(line) {
 			if len(block) == 0 {
 				first = i + 1
 			}
@@ -274,7 +328,7 @@ func goText(source string, piece func(line int, text string)) {
 			continue
 		}
 		endBlock()
-		if m := trailing.FindStringSubmatch(line); m != nil && strings.Count(line, `"`)%2 == 0 {
+		if m := after.FindStringSubmatch(line); m != nil && strings.Count(line, `"`)%2 == 0 {
 			piece(i+1, m[1])
 		}
 		for _, form := range []*regexp.Regexp{literal, rawLiteral} {

@@ -6,9 +6,9 @@
 //	go run ./tools/prose -lines N PATH... the N worst sentences, with file and line
 //	go run ./tools/prose -check           exit with status 1 if a figure is above the limit
 //
-// Prose reads the comments and the longer string literals of Go files, and the text of Markdown files. A place is a
-// package, the tests of a package, or a document. All figures are per 1,000 words. Places of fewer than 120 words are
-// not judged.
+// Prose reads the comments and the longer string literals of Go, JavaScript, Python, shell, YAML and other source
+// files, and the text of Markdown files. A place is a package, the tests of a package, the files of another language in
+// a folder, or a document. All figures are per 1,000 words. Places of fewer than 120 words are not judged.
 //
 // The variable kinds has the limits. A figure is a hint. A sentence is good if a newcomer understands the text at the
 // first reading.

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"maps"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,6 +57,38 @@ func TestCountReadsMarkdownWithoutCode(t *testing.T) {
 	want := Figures{Words: 8, Hits: [len(kinds)]int{0, 1, 0, 0, 0}}
 	if got := *r.Places["a.md"]; got != want {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// TestCountReadsOtherLanguages: comments, docstrings and long literals of other languages count, in places of their
+// own.
+func TestCountReadsOtherLanguages(t *testing.T) {
+	for _, c := range []struct{ name, text, place, sentences string }{
+		{"a/b.js", "// Rows appear in the order of keys.\nconst x = \"http://h/#y\"; // one row of the fleet's list here\n",
+			"a (js)", "Rows appear in the order of keys.|one row of the fleet's list here"},
+		{"a/b.css", "/* The list has a row\n   for each rank here. */\na { b: c }\n", "a (css)",
+			"The list has a row for each rank here."},
+		{"a/b.py", "#!/usr/bin/env python3\n\"\"\"Reads the events of an engine.\n\n" +
+			"The socket closes after the last event.\n\"\"\"\n" +
+			"x = 1  # the number of the first event here\n", "a (py)",
+			"Reads the events of an engine.|The socket closes after the last event.|" +
+				"the number of the first event here"},
+		{"a/b.yaml", "# A role for the indexer's own service account.\nx: 1\n", "a (yaml)",
+			"A role for the indexer's own service account."},
+		{"Makefile", "run: ## run all tests that need only Go\n", ". (sh)", ""},
+		{"a/b.json", `{"a": "a text of more than five words"}`, "", ""},
+	} {
+		r := &Report{Places: map[string]*Figures{}}
+		if textOf(c.name) != nil {
+			r.count(c.name, c.text)
+		}
+		var got []string
+		for _, s := range r.sentences {
+			got = append(got, s.Text)
+		}
+		if strings.Join(got, "|") != c.sentences || len(r.Places) > 1 || c.place != "" && r.Places[c.place] == nil {
+			t.Errorf("%s: %q in %v", c.name, got, slices.Collect(maps.Keys(r.Places)))
+		}
 	}
 }
 

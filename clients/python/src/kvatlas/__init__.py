@@ -1,4 +1,4 @@
-"""Which inference workers hold how much of a prompt, and which of them should serve it? Asks kvatlas' indexers.
+"""The client of kvatlas. It finds the workers that hold a prompt's blocks, and chooses a worker for a request.
 
     from kvatlas import Client, Query
 
@@ -7,8 +7,8 @@
         for worker in answer.workers:  # best first
             print(worker.instance, worker.rank, worker.device, worker.host)
 
-`AsyncClient` has the same methods for an event loop. Both ask again by themselves where that does no harm. Every request
-that is not answered is a `KvatlasError`, with a class for each code of the server in `kvatlas.errors`.
+`AsyncClient` has the same methods for an event loop. The clients retry requests by the rules of docs/client.md. A
+failed request raises a `KvatlasError`. `kvatlas.errors` has a class for each code of the server.
 """
 
 from . import errors

@@ -1,4 +1,4 @@
-"""What adapters to other routers have in common: a choice that fails is no failure of the request."""
+"""Common parts of the adapters to other routers. A failed choice never fails the request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ log = logging.getLogger("kvatlas")
 
 
 class Chooser:
-    """Chooses workers by `select`, and books requests on them until they end."""
+    """Chooser chooses workers by `select`, and books requests until their end.
+
+    timeout bounds a choice. progress is the time between two reports of a running request, less than half of
+    `--request-expiry`. Both are in seconds. book makes requests count as load. client has further arguments of
+    `AsyncClient`. The methods `choose` and `close` belong to an event loop. The other methods are safe for any thread.
+    """
 
     def __init__(self, urls: str | Sequence[str], timeout: float, book: bool, client: dict[str, Any],
                  progress: float = 60.0) -> None:
@@ -33,22 +38,23 @@ class Chooser:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def choose(self, *, book: bool = True, **request: Any) -> Selection | None:
-        """Returns the choice among the request's workers, or None: then the caller chooses as it would without kvatlas.
+        """Returns the choice among the request's workers; None after a failure, for a choice without kvatlas.
 
-        A booked request counts until `end`. Meanwhile it does not expire: its progress is reported every minute.
+        request has fields of a `SelectRequest`. A booked request counts as load until `end`. The chooser reports the
+        progress of the request, so that the booking does not expire meanwhile.
         """
         if self._loop is not None and self._loop.is_closed():
-            self._client = AsyncClient(**self._options)  # the connections of the one before went with its loop
+            self._client = AsyncClient(**self._options)  # the old connections ended with the old loop
             self._reports = None
         self._loop = asyncio.get_running_loop()
         if self._book and book:
             request.update(book=True, request_id=uuid.uuid4().hex)
         try:
             chosen = await self._select(request)
-        except Exception as e:  # whatever it is, the request goes on
+        except Exception as e:  # the request continues after any failure
             code = e.code if isinstance(e, KvatlasError) else type(e).__name__
             if code != self._last:
-                log.warning("kvatlas chooses no worker, so this router's own way is taken: %s", e)
+                log.warning("kvatlas chooses no worker, so the router chooses without kvatlas: %s", e)
             self._last = code
             return None
         if self._last:
@@ -63,23 +69,23 @@ class Chooser:
     async def _select(self, request: dict[str, Any]) -> Selection:
         try:
             return await self._client.select(SelectRequest(**request))
-        except BaseException as e:  # where its answer did not come, it may be booked all the same
+        except BaseException as e:  # without an answer, the request may be booked
             booked = "request_id" in request
             if booked and (not isinstance(e, KvatlasError) or isinstance(e, (UnavailableError, InternalError))):
                 self.end(request["model"], request["request_id"])
             raise
 
     def prefilled(self, model: str, request_id: str) -> None:
-        """Reports the first token of a booked request. It is safe for any thread, and does not wait."""
+        """Reports the first token of a booked request, without a wait."""
         self._send(self._client.prefill_complete, model, request_id)
 
     def end(self, model: str, request_id: str, result: Result | None = None) -> None:
-        """Ends a booked request, from any thread, without a wait. A failure penalises the worker for a moment."""
+        """Ends a booked request, without a wait. A failure in result penalises the worker for a moment."""
         self._running.pop(request_id, None)
         self._send(partial(self._client.free, result=result), model, request_id)
 
     def failed(self, worker: str, result: Result) -> None:
-        """Penalises a worker for a moment. It is safe for any thread, and does not wait."""
+        """Reports a failed request without a booking, without a wait. The failure penalises the worker for a moment."""
         self._send(self._client.report_result, worker, result)
 
     def _send(self, report: Callable[..., Awaitable[None]], *what: str) -> None:
@@ -94,11 +100,11 @@ class Chooser:
     async def _sent(self, report: Callable[..., Awaitable[None]], *what: str) -> None:
         try:
             await report(*what, timeout=max(self._timeout, 5.0))
-        except Exception as e:  # a booking that is not freed expires
+        except Exception as e:  # without a report, the booking expires
             log.debug("the report of %s failed: %s", what, e)
 
     async def _report(self) -> None:
-        """Reports progress of the running requests, from the second period of a request on."""
+        """Reports the progress of running requests in every period, from the second period of a request on."""
         before: set[str] = set()
         while True:
             await asyncio.sleep(self._progress)
@@ -111,23 +117,23 @@ class Chooser:
         """Sends the waiting reports and closes the client."""
         if self._reports is not None:
             self._reports.cancel()
-        await asyncio.sleep(0)  # reports of other threads
+        await asyncio.sleep(0)  # starts the reports of other threads
         await asyncio.gather(*self._sending, return_exceptions=True)
         await self._client.close()
 
 
 def prompt_of(request: Any) -> dict[str, Any]:
-    """The request of a `SelectRequest`: a mapping or a model in OpenAI's form. It is empty without a prompt.
+    """Returns the field `request` of a `SelectRequest`; an empty dict without a prompt.
 
-    The indexer decides about each field: which ones determine tokens, which ones the tenant. `extra_body` has more
-    fields, as in OpenAI's client.
+    request is a mapping or a model in OpenAI's form. `extra_body` may have further fields, as in OpenAI's client. The
+    indexer determines the effect of each field, such as on tokens or on the tenant.
     """
     body = fields_of(request)
     return {"request": body} if body.get("messages") or body.get("prompt") else {}
 
 
 def fields_of(request: Any) -> dict[str, Any]:
-    """The fields of a request that are set, in JSON's types. The indexer gets the model by another field."""
+    """Returns the set fields of a request as JSON types, without the model, which has a field of its own."""
     if not isinstance(request, Mapping):
         dump = getattr(request, "model_dump", None)
         request = dump(exclude_unset=True) if dump else getattr(request, "__dict__", {})
@@ -145,7 +151,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], int):
         return value  # tokens
     if isinstance(value, Iterable):
-        if hasattr(value, "model_dump"):  # iterating over a model gives pairs
+        if hasattr(value, "model_dump"):  # an iteration over a model yields pairs
             return value.model_dump(exclude_none=True)
         return [_plain(v) for v in value]
-    return f"{type(value).__name__}, which is not JSON"  # a value that the indexer cannot interpret
+    return f"{type(value).__name__}, which is not JSON"  # the indexer accepts no such value

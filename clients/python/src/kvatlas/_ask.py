@@ -1,4 +1,4 @@
-"""Asking, and asking again, whatever carries the requests."""
+"""Requests with retries, over any transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from .errors import InternalError, KvatlasError, UnavailableError, error_of
 
 
 class Outcome(NamedTuple):
-    """What became of an attempt: a reply or an error, why it may be asked again, if it may, and whether it was sent."""
+    """Outcome is the result of an attempt.
+
+    reply is decoded from JSON. error is set in place of a reply. again is the reason for a retry; empty: the outcome of
+    the request. unsent means that the attempt was not sent.
+    """
 
     reply: Any = None
     error: KvatlasError | None = None
@@ -21,25 +25,25 @@ class Outcome(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries attempts of requests."""
+    """Transport sends the attempts of requests. It belongs to one event loop."""
 
     budget: Budget
 
     def begin(self) -> int:
-        """A number for a request, from which its attempts go on."""
+        """Starts a request and returns a number. The numbers of the attempts count on from there."""
 
     async def attempt(self, op: str, body: bytes, patience: float, number: int) -> Outcome:
-        """Sends an attempt and waits for its outcome, until it is cancelled."""
+        """Sends an attempt and returns the outcome. patience is the remaining time in seconds."""
 
     def refused(self, op: str) -> KvatlasError | None:
-        """An error if whoever carries requests does not let this one pass, which is told by no reply."""
+        """Returns an error if the NATS server forbids the request; else None. No reply reports a denial."""
 
     async def close(self) -> None:
-        """Ends connections."""
+        """Closes the connections."""
 
 
 def read_reply(body: bytes) -> Outcome:
-    """The outcome that is in the body of a reply."""
+    """Returns the outcome for the body of a reply."""
     try:
         said = json.loads(body)
     except ValueError as e:
@@ -49,12 +53,16 @@ def read_reply(body: bytes) -> Outcome:
 
 async def ask(to: Transport, op: str, body: bytes, *, once: bool, timeout: float, absent: float,
               asked_again: Callable[[str], None]) -> Any:
-    """Sends a request, and again as long as that may help, unless it is sent once. Returns what the reply's JSON says."""
+    """Sends a request, with retries, and returns the reply decoded from JSON. Errors are of type `KvatlasError`.
+
+    timeout bounds all attempts. absent bounds the retries while no node can answer. Both are in seconds. once forbids a
+    retry, unless no node has received the request. asked_again is called with the reason of every retry.
+    """
     clock = asyncio.get_running_loop().time
     begun = clock()
     retry = Retry(timeout, absent, once)
     if timeout < 0.001:
-        raise UnavailableError(f"no time is left to ask {op}")
+        raise UnavailableError(f"no time is left for the request {op}; use a longer timeout")
     to.budget.earn()
     number = to.begin()
     last: KvatlasError | None = None
@@ -67,7 +75,7 @@ async def ask(to: Transport, op: str, body: bytes, *, once: bool, timeout: float
                     raise UnavailableError(f"no answer in time to {op}, requests sent: {retry.sent}")
                 raise last
             if retry.over(now):
-                raise last or UnavailableError(f"nobody answers {op}")
+                raise last or UnavailableError(f"no node answers the request {op}")
             if now >= retry.at:
                 if retry.pending:
                     if refused := to.refused(op):

@@ -21,26 +21,35 @@ from ._messages import (
 
 T = TypeVar("T")
 
-# The end of a request at a worker: a success; no connection; a connection that ended before the whole answer; a status
-# of 5xx; no answer in time.
+# Result is the result of a request at a worker: a success; no connection to the worker; a connection that ended before
+# the whole answer; an answer with a status of 5xx; no answer in time.
 Result = Literal["ok", "refused", "broken", "status", "timeout"]
 
-_WORKERS_PAGE = 500  # ranks at a time
+_WORKERS_PAGE = 500  # ranks in a page
 
 
 class AsyncClient:
-    """Asks indexers. It belongs to one event loop; any number of its tasks may use it.
+    """AsyncClient sends requests to indexers, over HTTP or NATS. It belongs to one event loop.
 
-    urls are those of the nodes' HTTP ports, such as http://127.0.0.1:8090, or of NATS servers, such as
-    nats://127.0.0.1:4222, for which kvatlas[nats] is to be installed. Options:
+    Any number of tasks of the loop may use the client. The first request opens a connection.
 
-    - namespace: over NATS, whose indexers are asked;
-    - timeout: how many seconds a request may take that names none itself;
-    - absent: how many seconds a request is asked again while nobody can answer it, but at most half of its time;
-    - asked_again: is told why each time that a request is asked again: lost, absent, refused, slow;
-    - token: over HTTP, the bearer token that the port wants;
-    - tls: over https:// and tls://, the certificates that are trusted, and those of this client;
-    - options: what else httpx.AsyncClient or nats.connect takes.
+    urls are the URLs of the nodes' HTTP ports, such as http://127.0.0.1:8090, or of NATS servers, such as
+    nats://127.0.0.1:4222. NATS requires the extra kvatlas[nats]. Options:
+
+    - namespace: namespace of the indexers, over NATS only;
+    - timeout: limit in seconds for a request with all retries, unless the method has a timeout;
+    - absent: limit in seconds for the retries while no node can answer, and never more than half of the timeout;
+    - asked_again: function that the client calls with the reason of every retry: lost, absent, refused or slow;
+    - token: bearer token for the HTTP port, over HTTP only;
+    - tls: trusted certificates, and certificates of this client, for https:// and tls://;
+    - options: further arguments of httpx.AsyncClient or nats.connect.
+
+    The constructor raises ValueError for URLs of other schemes, an invalid namespace, or a token with NATS. It raises
+    ImportError for NATS without the extra.
+
+    The methods retry requests by the rules of docs/client.md. A method that sends a request once retries only if no
+    node has received the request. All methods raise a `KvatlasError` for a failed request, TypeError or ValueError for
+    values without a form in JSON, and RuntimeError after `close`.
     """
 
     def __init__(self, urls: str | Sequence[str], *, namespace: str = "default", timeout: float = 5.0,
@@ -53,28 +62,31 @@ class AsyncClient:
         self._closed = False
 
     async def find(self, query: Query, *, timeout: float | None = None) -> Answer:
-        """Who holds how much of a prompt?"""
+        """Returns the workers that hold blocks of a prompt, best first."""
         return await self._call(Answer, "find", query, timeout)
 
     async def select(self, request: SelectRequest, *, timeout: float | None = None) -> Selection:
-        """Which worker should serve a prompt? With `book`, the request is booked there, and sent once."""
+        """Chooses a worker for a prompt. With `book`, the client also books the request there, and sends it once."""
         return await self._call(Selection, "select", request, timeout, once=request.book)
 
     async def book(self, request: BookRequest, *, timeout: float | None = None) -> Booking:
-        """Books a request on the worker that it names, or on the one that `select` chose. It is sent once."""
+        """Books a request on the named worker, or on the choice of `select` for the id. The client sends it once."""
         return await self._call(Booking, "book", request, timeout, once=True)
 
     async def prefill_complete(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
-        """The first output token of a request has come. It may be said again."""
+        """Reports the first output token of a booked request. The report is idempotent."""
         await self._reply("prefill_complete", {"model": model, "request_id": request_id}, timeout)
 
     async def progress(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
-        """Reports that a request is still running: `--request-expiry` starts again."""
+        """Reports that a booked request is still running: `--request-expiry` starts again. The report is idempotent."""
         await self._reply("progress", {"model": model, "request_id": request_id}, timeout)
 
     async def output_block(self, model: str, request_id: str, *, decay_fraction: float | None = None,
                            timeout: float | None = None) -> None:
-        """A request has filled another block with output. It is sent once."""
+        """Reports another full block of output of a booked request. The client sends it once.
+
+        decay_fraction, from 0 to 1, is the new weight of the request's own blocks; None: unchanged.
+        """
         ref: dict[str, Any] = {"model": model, "request_id": request_id}
         if decay_fraction is not None:
             ref["decay_fraction"] = decay_fraction
@@ -82,39 +94,49 @@ class AsyncClient:
 
     async def free(self, model: str, request_id: str, *, result: Result | None = None,
                    timeout: float | None = None) -> None:
-        """Ends a request. The call is sent once, and a request that is not freed expires. A failure in `result` penalises
-        the worker for a moment, and "ok" ends the penalty."""
+        """Ends a booked request. The client sends it once. A booking without `free` expires.
+
+        A failure in result penalises the worker for a moment. "ok" ends the penalty. None: the result is unknown.
+        """
         ref = {"model": model, "request_id": request_id, **({"result": result} if result else {})}
         await self._reply("free", ref, timeout, once=True)
 
     async def report_result(self, worker: str, result: Result, *, timeout: float | None = None) -> None:
-        """Reports the end of a request without a booking, as `free` does for a request with one."""
+        """Reports the result of a request without a booking at a worker, as `free` does for a booked request."""
         await self._reply("engine_load", {"results": [{"worker": worker, "result": result}]}, timeout)
 
     async def loads(self, model: str | None = None, *, timeout: float | None = None) -> LoadList:
-        """What workers have to do: of one model, or of all."""
+        """Returns the outstanding work of the workers of a model, or of all models."""
         return await self._call(LoadList, "loads", {"model": model} if model else {}, timeout)
 
     async def potential_loads(self, prompt: Prompt, *, timeout: float | None = None) -> PotentialList:
-        """What each worker would have to do with a prompt beside what it has."""
+        """Returns the outstanding work of each worker with a further prompt."""
         return await self._call(PotentialList, "potential_loads", prompt, timeout)
 
     async def sessions(self, model: str | None = None, session_id: str | None = None, *, limit: int | None = None,
                        prompts: bool = False, timeout: float | None = None) -> SessionList:
-        """Returns the sessions with a worker, the last used first: at most `limit` (1,000). With a session_id, the list
-        has the session's blocks on each worker. `prompts` adds sessions without an id."""
+        """Returns the sessions with a worker, the last used first, at most limit of them (default 1,000).
+
+        model and session_id restrict the list. With a session_id, the list also has the session's blocks on each rank.
+        prompts adds sessions without an id.
+        """
         request: dict[str, Any] = {"model": model, "session_id": session_id, "limit": limit, "prompts": prompts or None}
         return await self._call(SessionList, "sessions", {k: v for k, v in request.items() if v is not None}, timeout)
 
     async def end_session(self, session_id: str, model: str | None = None, *,
                           timeout: float | None = None) -> SessionList:
-        """Ends a session, of one model or of all, and returns it. Its next request is chosen freely. A session without
-        a worker is no error."""
+        """Ends a session of a model, or of all models, and returns the ended sessions.
+
+        The worker of the session's next request is chosen freely. A session without a worker is no error.
+        """
         request = {"session_id": session_id, **({"model": model} if model else {})}
         return await self._call(SessionList, "session_end", request, timeout)
 
     async def workers(self, *, timeout: float | None = None) -> WorkerList:
-        """All ranks that the log knows. They travel in parts, each of which may take the time."""
+        """Returns all ranks in the log. The list arrives in pages, and timeout applies to each page.
+
+        The list may lack a rank that appears or disappears meanwhile.
+        """
         workers: list[WorkerInfo] = []
         missing: set[int] = set()
         after: RankPlace | None = None
@@ -128,12 +150,12 @@ class AsyncClient:
                 return WorkerList(tuple(workers), not missing, tuple(sorted(missing)))
 
     async def status(self, node: str | None = None, *, timeout: float | None = None) -> Status:
-        """How is the node doing that answers, or the one that is named?"""
+        """Returns the status of the answering node, or of the named node."""
         reply = await self._reply("status", {"node": node} if node else {}, timeout)
         return _wire.decode(Status, {**reply, "raw": reply})
 
     async def close(self) -> None:
-        """Ends the client's connections."""
+        """Closes the connections of the client."""
         self._closed = True
         await self._to.close()
 
@@ -155,9 +177,10 @@ class AsyncClient:
 
 
 class Client:
-    """Asks indexers as `AsyncClient` does, with its options, from any thread and outside of an event loop.
+    """Client sends requests to indexers and blocks until the answer. It is safe for any number of threads.
 
-    A thread of its own runs the requests; a process that was forked starts another.
+    Options, methods and errors are the same as of `AsyncClient`. A background thread runs the requests and calls
+    asked_again. A forked process starts a new thread with the first request.
     """
 
     def __init__(self, urls: str | Sequence[str], *, namespace: str = "default", timeout: float = 5.0,
@@ -173,68 +196,81 @@ class Client:
         self._start()
 
     def find(self, query: Query, *, timeout: float | None = None) -> Answer:
-        """Who holds how much of a prompt?"""
+        """Returns the workers that hold blocks of a prompt, best first."""
         return self._run(lambda c: c.find(query, timeout=timeout))
 
     def select(self, request: SelectRequest, *, timeout: float | None = None) -> Selection:
-        """Which worker should serve a prompt? With `book`, the request is booked there, and sent once."""
+        """Chooses a worker for a prompt. With `book`, the client also books the request there, and sends it once."""
         return self._run(lambda c: c.select(request, timeout=timeout))
 
     def book(self, request: BookRequest, *, timeout: float | None = None) -> Booking:
-        """Books a request on the worker that it names, or on the one that `select` chose. It is sent once."""
+        """Books a request on the named worker, or on the choice of `select` for the id. The client sends it once."""
         return self._run(lambda c: c.book(request, timeout=timeout))
 
     def prefill_complete(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
-        """The first output token of a request has come. It may be said again."""
+        """Reports the first output token of a booked request. The report is idempotent."""
         self._run(lambda c: c.prefill_complete(model, request_id, timeout=timeout))
 
     def output_block(self, model: str, request_id: str, *, decay_fraction: float | None = None,
                      timeout: float | None = None) -> None:
-        """A request has filled another block with output. It is sent once."""
+        """Reports another full block of output of a booked request. The client sends it once.
+
+        decay_fraction, from 0 to 1, is the new weight of the request's own blocks; None: unchanged.
+        """
         self._run(lambda c: c.output_block(model, request_id, decay_fraction=decay_fraction, timeout=timeout))
 
     def progress(self, model: str, request_id: str, *, timeout: float | None = None) -> None:
-        """Reports that a request is still running: `--request-expiry` starts again."""
+        """Reports that a booked request is still running: `--request-expiry` starts again. The report is idempotent."""
         self._run(lambda c: c.progress(model, request_id, timeout=timeout))
 
     def free(self, model: str, request_id: str, *, result: Result | None = None, timeout: float | None = None) -> None:
-        """Ends a request. The call is sent once, and a request that is not freed expires. A failure in `result` penalises
-        the worker for a moment, and "ok" ends the penalty."""
+        """Ends a booked request. The client sends it once. A booking without `free` expires.
+
+        A failure in result penalises the worker for a moment. "ok" ends the penalty. None: the result is unknown.
+        """
         self._run(lambda c: c.free(model, request_id, result=result, timeout=timeout))
 
     def report_result(self, worker: str, result: Result, *, timeout: float | None = None) -> None:
-        """Reports the end of a request without a booking, as `free` does for a request with one."""
+        """Reports the result of a request without a booking at a worker, as `free` does for a booked request."""
         self._run(lambda c: c.report_result(worker, result, timeout=timeout))
 
     def loads(self, model: str | None = None, *, timeout: float | None = None) -> LoadList:
-        """What workers have to do: of one model, or of all."""
+        """Returns the outstanding work of the workers of a model, or of all models."""
         return self._run(lambda c: c.loads(model, timeout=timeout))
 
     def potential_loads(self, prompt: Prompt, *, timeout: float | None = None) -> PotentialList:
-        """What each worker would have to do with a prompt beside what it has."""
+        """Returns the outstanding work of each worker with a further prompt."""
         return self._run(lambda c: c.potential_loads(prompt, timeout=timeout))
 
     def sessions(self, model: str | None = None, session_id: str | None = None, *, limit: int | None = None,
                  prompts: bool = False, timeout: float | None = None) -> SessionList:
-        """Returns the sessions with a worker, the last used first: at most `limit` (1,000). With a session_id, the list
-        has the session's blocks on each worker. `prompts` adds sessions without an id."""
+        """Returns the sessions with a worker, the last used first, at most limit of them (default 1,000).
+
+        model and session_id restrict the list. With a session_id, the list also has the session's blocks on each rank.
+        prompts adds sessions without an id.
+        """
         return self._run(lambda c: c.sessions(model, session_id, limit=limit, prompts=prompts, timeout=timeout))
 
     def end_session(self, session_id: str, model: str | None = None, *, timeout: float | None = None) -> SessionList:
-        """Ends a session, of one model or of all, and returns it. Its next request is chosen freely. A session without
-        a worker is no error."""
+        """Ends a session of a model, or of all models, and returns the ended sessions.
+
+        The worker of the session's next request is chosen freely. A session without a worker is no error.
+        """
         return self._run(lambda c: c.end_session(session_id, model, timeout=timeout))
 
     def workers(self, *, timeout: float | None = None) -> WorkerList:
-        """All ranks that the log knows. They travel in parts, each of which may take the time."""
+        """Returns all ranks in the log. The list arrives in pages, and timeout applies to each page.
+
+        The list may lack a rank that appears or disappears meanwhile.
+        """
         return self._run(lambda c: c.workers(timeout=timeout))
 
     def status(self, node: str | None = None, *, timeout: float | None = None) -> Status:
-        """How is the node doing that answers, or the one that is named?"""
+        """Returns the status of the answering node, or of the named node."""
         return self._run(lambda c: c.status(node, timeout=timeout))
 
     def close(self) -> None:
-        """Ends the client's connections and its thread."""
+        """Closes the connections and ends the thread. Running requests of other threads raise RuntimeError."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed or self._pid != os.getpid():
@@ -245,7 +281,7 @@ class Client:
         self._loop.close()
 
     async def _end(self) -> None:
-        """Ends the connections, and what other threads wait for."""
+        """Closes the connections and cancels the requests of other threads."""
         await self._client.close()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
@@ -276,7 +312,7 @@ class Client:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise RuntimeError("the client was closed meanwhile") from None
+            raise RuntimeError("the client was closed during the request") from None
         except BaseException:
             future.cancel()
             raise
@@ -289,7 +325,7 @@ def _transport(urls: list[str], namespace: str, token: str | None, tls: ssl.SSLC
         return HTTP(urls, token, tls, options)
     if urls and schemes <= {"nats", "tls"}:
         if token:
-            raise ValueError('token is for HTTP; a token of NATS goes into options, as {"token": ...}')
+            raise ValueError('token is valid over HTTP only; over NATS, set options={"token": ...}')
         from ._nats import NATS
         return NATS(urls, namespace, tls, options)
     raise ValueError(f"{urls} are not URLs of indexers' HTTP ports (http://, https://) or of NATS servers (nats://, tls://)")

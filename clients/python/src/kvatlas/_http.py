@@ -18,7 +18,7 @@ _PATHS = {"session_end": "sessions/end"}  # of operations with another name over
 
 
 class HTTP:
-    """Each request goes to the next of the URLs in turn, and when it is asked again to the one after that."""
+    """HTTP sends requests to the URLs in turn. A retry goes to the next URL."""
 
     def __init__(self, urls: Sequence[str], token: str | None, tls: ssl.SSLContext | None,
                  options: Mapping[str, Any] | None) -> None:
@@ -28,7 +28,7 @@ class HTTP:
         headers = {"Content-Type": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        # Proxies of the environment are not asked: indexers are near. ask() sees to all deadlines.
+        # Indexers are near, so the client ignores proxies of the environment. ask() enforces all deadlines.
         usual: dict[str, Any] = {"trust_env": False, "timeout": None, "headers": headers,
                                  "limits": httpx.Limits(max_connections=None, max_keepalive_connections=100)}
         if tls is not None:
@@ -45,7 +45,7 @@ class HTTP:
             reply = await self._client.request(_METHODS.get(op, "POST"), f"{url}/v1/{_PATHS.get(op, op)}",
                                                content=body, headers=headers)
         except httpx.InvalidURL as e:
-            return Outcome(error=UnavailableError(f"{url} is no URL: {e}"))
+            return Outcome(error=UnavailableError(f"{url} is not a valid URL: {e}"))
         except httpx.HTTPError as e:
             error = UnavailableError(f"the indexer at {url} cannot be reached: {e or type(e).__name__}")
             error.__cause__ = e
@@ -59,7 +59,8 @@ class HTTP:
         if outcome.error is None or reply.is_success or outcome.reply is None:
             kind = UnavailableError if again else InternalError
             outcome = Outcome(error=kind(
-                f"{url} says {reply.status_code} {reply.reason_phrase}, which no indexer does; check the URL"))
+                f"the reply of {url} ({reply.status_code} {reply.reason_phrase}) is not from an indexer; "
+                "check the URL"))
         return Outcome(error=outcome.error, again="" if isinstance(outcome.error, NoWorkersError) else again)
 
     def refused(self, op: str) -> KvatlasError | None:
@@ -70,7 +71,7 @@ class HTTP:
 
 
 def _untrusted(e: BaseException | None) -> bool:
-    """Whether an error comes from a certificate that is not trusted."""
+    """Returns True if an untrusted certificate caused the error."""
     while e is not None:
         if isinstance(e, ssl.SSLCertVerificationError):
             return True

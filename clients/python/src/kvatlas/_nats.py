@@ -24,13 +24,13 @@ try:
 except ImportError as e:  # pragma: no cover
     raise ImportError("clients over NATS need the package nats-py; install kvatlas[nats]") from e
 
-_CONNECT_WAIT = 0.25  # seconds that an attempt waits for a new connection
+_CONNECT_WAIT = 0.25  # wait of an attempt for a new connection, in seconds
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _BY_STATUS = {400: MalformedError, 413: TooLargeError, 429: BusyError, 500: TooLargeError, 503: NotReadyError}
 
 
 class NATS:
-    """A connection of its own, made with the first request, and a subscription on which all replies come."""
+    """NATS sends requests over a separate connection, opened by the first request. A subscription receives replies."""
 
     def __init__(self, urls: Sequence[str], namespace: str, tls: ssl.SSLContext | None,
                  options: Mapping[str, Any] | None) -> None:
@@ -48,8 +48,8 @@ class NATS:
         self._inbox = ""
         self._replies: dict[str, asyncio.Future[Msg]] = {}
         self._numbers = itertools.count()
-        self._trouble: BaseException | None = None  # the connection's last
-        self._refused: dict[str, str] = {}  # by subject: this user may not publish there
+        self._trouble: BaseException | None = None  # last error of the connection
+        self._refused: dict[str, str] = {}  # the server's messages about denied subjects, by subject
 
     def begin(self) -> int:
         if self._connecting is None or self._conn.is_closed:
@@ -76,8 +76,8 @@ class NATS:
             return self._outcome(await reply)
         except MaxPayloadError:
             return Outcome(error=TooLargeError(
-                f"the request has {len(body)} bytes, more than the NATS server takes; ask with hashes instead of "
-                "tokens, or over HTTP, which takes 8 MiB"))
+                f"the request has {len(body)} bytes, more than the NATS server accepts; send hashes instead of "
+                "tokens, or use HTTP, with a limit of 8 MiB"))
         except _Disconnected:
             return self._lost(op)
         except NATSError as e:
@@ -88,7 +88,7 @@ class NATS:
 
     def refused(self, op: str) -> KvatlasError | None:
         why = self._refused.get(self._subject(op)) or self._refused.get(self._inbox)
-        return ForbiddenError(f"this NATS user may not ask: {why}") if why else None
+        return ForbiddenError(f"this NATS user has no permission for the request: {why}") if why else None
 
     async def close(self) -> None:
         if self._connecting is not None:
@@ -122,13 +122,13 @@ class NATS:
         self._end_all()
 
     def _end_all(self) -> None:
-        """What is under way will hardly be answered."""
+        """Fails all requests in flight, because replies are unlikely after a lost connection."""
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(_Disconnected())
 
     def _lost(self, op: str) -> Outcome:
-        error = UnavailableError(f"ask {op}: there is no connection to a NATS server" +
+        error = UnavailableError(f"request {op}: there is no connection to a NATS server" +
                                  (f": {self._trouble}" if self._trouble else ""))
         return Outcome(error=_caused(error, self._trouble), again="" if self._conn.is_closed else LOST)
 
@@ -149,7 +149,7 @@ class NATS:
 
 
 class _Disconnected(Exception):
-    """The connection is lost."""
+    """_Disconnected is the error of requests in flight after a lost connection."""
 
 
 def _caused(error: KvatlasError, by: BaseException | None) -> KvatlasError:

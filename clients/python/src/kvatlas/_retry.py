@@ -1,4 +1,4 @@
-"""When a request is asked again, as docs/client.md says and Go's pkg/client does. Times are in seconds."""
+"""Retries of requests, by the rules of docs/client.md, as in Go's pkg/client. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import threading
 import time
 from collections.abc import Callable
 
-LOST = "lost"  # the connection was, or there is none yet
-ABSENT = "absent"  # nobody served at that moment
-REFUSED = "refused"  # who was asked cannot answer now (503)
-SLOW = "slow"  # no answer yet: another request is sent beside the first
+LOST = "lost"  # the connection was lost, or is not yet established
+ABSENT = "absent"  # no node served the request
+REFUSED = "refused"  # the node replied 503: it stops or is not ready
+SLOW = "slow"  # no answer yet: a hedged request follows
 
-SLOW_AFTER = 0.250  # without an answer, or a quarter of the time; then twice as long, and so on
-NEVER_SLOW = 0.010  # no answer is late before
-FIRST_PAUSE = 0.020  # after the first failure, doubled with each further one
-LONG_PAUSE = 0.250  # the longest
+SLOW_AFTER = 0.250  # longest wait before the first hedged request; the wait then doubles
+NEVER_SLOW = 0.010  # shortest wait for an answer
+FIRST_PAUSE = 0.020  # pause after the first failure; the pause doubles with each failure
+LONG_PAUSE = 0.250  # longest pause
 
-HEDGE_RATIO = 10  # one request beside another for so many others
-HEDGE_BURST = 100  # so many at once after a time without
-HEDGE_RATE = 10  # so many per second in any case
+HEDGE_RATIO = 10  # one hedged request for every 10 other requests
+HEDGE_BURST = 100  # hedged requests at once after a time without hedging
+HEDGE_RATE = 10  # hedged requests per second in any case
 
 
 class Budget:
-    """Bounds requests that are sent beside others which may still be answered. Any number of threads may use it."""
+    """Budget bounds hedged requests. It is safe for any number of threads.
+
+    A hedged request repeats a request while a reply to the first may still arrive. Requests and time fill a budget.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
@@ -31,14 +34,15 @@ class Budget:
         self._filled = clock()
 
     def earn(self) -> None:
-        """A request was sent that is not beside another."""
+        """Adds a request that is not hedged to the budget."""
         with self._lock:
             self._debt = max(0.0, self._debt - 1)
 
     def spend(self) -> bool:
-        """Whether another may be sent beside a request."""
+        """Removes a hedged request from the budget. Returns False if the budget is empty."""
         with self._lock:
-            now = self._clock()  # without it, callers that all wait for lost replies would wait until their deadlines
+            # Time fills the budget too. Otherwise, all callers of lost replies would wait until the deadline.
+            now = self._clock()
             self._debt = max(0.0, self._debt - (now - self._filled) * HEDGE_RATE * HEDGE_RATIO)
             self._filled = now
             if self._debt + HEDGE_RATIO > HEDGE_BURST * HEDGE_RATIO:
@@ -48,10 +52,13 @@ class Budget:
 
 
 class Retry:
-    """A request that may be asked several times: when the next attempt is due, and when it has failed.
+    """Retry is the state of a request with retries. Times count from the start of the request. One task owns it.
 
-    While no attempt may be answered any more, `at` is when the next one is due. While one may, it is when another is
-    due beside it, each time after twice as long.
+    If no attempt is pending, `at` is the time of the next attempt. If an attempt is pending, `at` is the time of a
+    hedged request, and the wait doubles.
+
+    left is the timeout. absent bounds the retries while no node can answer. once forbids a retry, unless no node has
+    received the request.
     """
 
     def __init__(self, left: float, absent: float, once: bool) -> None:
@@ -60,7 +67,7 @@ class Retry:
         self.once = once
         self.pending = 0
         self.sent = 0
-        self.unheard = 0  # of these, that have reached nobody
+        self.unheard = 0  # attempts that no node received
         self.at = 0.0
         self.slow = min(SLOW_AFTER, max(left / 4, NEVER_SLOW))
         self.pause = FIRST_PAUSE
@@ -68,19 +75,19 @@ class Retry:
         self.absent_since: float | None = None
 
     def sends(self, now: float) -> None:
-        """An attempt is sent."""
+        """Records the start of an attempt."""
         self.pending += 1
         self.sent += 1
         self.at = now + self.slow
 
     def late(self, now: float, allowed: bool) -> None:
-        """The answer is late; another attempt beside it is allowed, or not."""
+        """Records a late answer. allowed reports whether the budget permits a hedged request."""
         self.at = now + self.slow
         if allowed:
             self.at, self.slow, self.why = now, 2 * self.slow, SLOW
 
     def failed(self, now: float, why: str, unsent: bool = False) -> None:
-        """An attempt will not be answered, or was not even sent; none will, if the connection is lost."""
+        """Records a failed attempt. unsent: it was not sent. A lost connection fails all attempts."""
         self.pending -= 1
         if unsent or why == ABSENT:
             self.unheard += 1
@@ -94,7 +101,7 @@ class Retry:
             self.pause = min(2 * self.pause, LONG_PAUSE)
 
     def over(self, now: float) -> bool:
-        """Nobody could answer for so long that nobody will."""
+        """Returns True if the request has failed: further retries are forbidden, or past the limit."""
         if self.pending:
             return False
         if self.once and self.sent > self.unheard:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 
 def pack(tokens: Iterable[int]) -> memoryview:
-    """Tokens as little-endian u32."""
-    if hasattr(tokens, "tolist"):  # an array of any type
+    """Returns tokens as little-endian u32. Raises ValueError for a token that is not an unsigned 32-bit number."""
+    if hasattr(tokens, "tolist"):  # an array, such as of NumPy
         tokens = tokens.tolist()
     try:
         packed = array("I", tokens)

@@ -1,4 +1,4 @@
-"""Messages to and from JSON."""
+"""Encoding and decoding of messages in JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 def encode(request: object) -> bytes:
-    """A request as it travels. Fields that are not set are left out."""
+    """Returns the JSON of a request, without unset fields.
+
+    Raises TypeError or ValueError for a value without a form in JSON.
+    """
     return json.dumps(request, default=_plain, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -25,7 +28,7 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {f.name: v for f in dataclasses.fields(value)
                 if (v := getattr(value, f.name)) is not None and (v is not False or f.default is not False)}
-    if hasattr(value, "tolist"):  # arrays, and their numbers
+    if hasattr(value, "tolist"):  # arrays and their numbers
         return value.tolist()
     if isinstance(value, (bytes, bytearray)):
         raise TypeError("bytes are neither tokens nor hashes; give a list of numbers")
@@ -33,12 +36,15 @@ def _plain(value: Any) -> Any:
 
 
 def decode(kind: type[T], body: Any) -> T:
-    """A reply's dataclass from what its JSON says. Fields that this version does not know are passed over."""
+    """Returns a reply as a dataclass of the kind. body is decoded from JSON. decode ignores unknown fields.
+
+    Raises InternalError for a body without a required field, or with a field of another type.
+    """
     try:
         decoder: Callable[[Any], T] = _decoder(cast(Hashable, kind))
         value = decoder(body)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InternalError(f"the reply is no {kind.__name__}: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the reply is not a valid {kind.__name__}: {type(e).__name__}: {e}") from e
     return value
 
 
@@ -72,7 +78,7 @@ def _dataclass(kind: Any) -> Callable[[Any], Any]:
 
     def build(body: Any) -> Any:
         nonlocal fields
-        if fields is None:  # not before, as a dataclass may contain itself
+        if fields is None:  # at the first use, because a dataclass may contain itself
             hints = get_type_hints(kind)
             fields = [(f.name, f.metadata.get("wire", f.name), _decoder(hints[f.name]),
                        f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
@@ -82,7 +88,7 @@ def _dataclass(kind: Any) -> Callable[[Any], Any]:
             if wire in body:
                 values[name] = inner(body[wire])
             elif required:
-                raise KeyError(f"it lacks {wire}")
+                raise KeyError(f"{wire} is missing")
         return kind(**values)
 
     return build
@@ -92,6 +98,6 @@ _fraction = re.compile(r"\.(\d{1,6})\d*")
 
 
 def _time(text: str) -> datetime:
-    # Python 3.10 reads neither Z nor nanoseconds.
+    # fromisoformat of Python 3.10 accepts neither Z nor nanoseconds.
     text = _fraction.sub(lambda m: "." + m[1].ljust(6, "0"), text.replace("Z", "+00:00"))
     return datetime.fromisoformat(text)

@@ -1,8 +1,9 @@
-"""The names that engines give to a prompt's blocks in their events, for `Query.engine_hashes` and the like.
+"""The engines' own hashes of a prompt's blocks, as in events, for `Query.engine_hashes` and similar fields.
 
-A router that has them already sends those. These functions make them from tokens, as the engines' own code does; only
-vLLM's xxHash algorithms need the extra `kvatlas[hash]`. To ask by `kvatlas.hashing.block_hashes` is faster, and serves
-for all engines: use these where nothing else than the engine's names may be sent.
+The functions compute the hashes from tokens, as the engines' own code does. Only vLLM's xxHash algorithms require the
+extra `kvatlas[hash]`. A router that already has the engine's hashes can send them without this module. The local hashes
+of `kvatlas.hashing.block_hashes` are faster, and valid for all engines. Use this module if a client may send only the
+engine's hashes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from ._tokens import pack
 def sglang_hashes(tokens: Iterable[int], page_size: int, *, lora_name: str = "", lora_path: str = "",
                   lora_id: str = "", extra_key: str | None = None, cache_salt: str = "", eagle: bool = False,
                   release: str = "0.5.23", event_format: str = "default") -> list[int]:
-    """The names of SGLang's pages: the first 8 bytes, signed, of SHA-256 over the page before and the page's tokens.
+    """Returns SGLang's hashes of a prompt's whole pages, as signed numbers of 64 bits.
 
-    release and event_format are the engine's: the format is `"format"` in its `--kv-events-config`.
+    A hash is the first 8 bytes of the SHA-256 over the digest of the previous page and the page's tokens. release is
+    the version of the engine. event_format, `default` or `dynamo`, is `"format"` in the engine's `--kv-events-config`.
 
-    An adapter is named by its id. SGLang makes the id of an adapter in `--lora-paths` from its name and path: give
-    lora_name and lora_path. An adapter without a name there has its path as the name: give it as lora_name. An adapter
-    that was loaded later has a random id: give it as lora_id, 32 hexadecimal digits. extra_key is the field of the
-    request. In the default format, releases before 0.5.23 give an adapter's pages the names of the base model's.
+    SGLang identifies an adapter by an id. For an adapter in `--lora-paths`, SGLang computes the id from name and path:
+    set lora_name and lora_path. For an entry without a name, set lora_name to the path. An adapter that was loaded
+    later has a random id: set lora_id to the 32 hexadecimal digits. extra_key is the field of the request. In the
+    default format, releases before 0.5.23 publish an adapter's pages with the hashes of the base model.
 
-    eagle: the pages are of pairs of tokens.
+    eagle means that a page consists of pairs of tokens.
+
+    Raises ValueError for an invalid token, page_size, release or event_format.
 
     Source: `get_hash_str` and `hash_str_to_int64` in SGLang's srt/mem_cache/utils.py, `KVCacheEventRecorder` in
     srt/mem_cache/events.py, `kv_event_namespace_seed` in srt/disaggregation/kv_events.py and
@@ -55,12 +59,12 @@ def sglang_hashes(tokens: Iterable[int], page_size: int, *, lora_name: str = "",
 
 
 def _sglang_namespace(lora_id: str, extra_key: str | None, cache_salt: str, release: str, event_format: str) -> bytes:
-    """What SGLang hashes a page's name with; empty if it publishes the name as it is."""
+    """Returns the prefix of a second hash of each page; empty: SGLang publishes the first hash unchanged."""
     if event_format not in ("default", "dynamo"):
         raise ValueError(f"event_format is {event_format!r}, not default or dynamo")
     version = _version(release)
     if event_format == "dynamo" and version < (0, 5, 22):
-        raise ValueError(f"event_format is dynamo, which SGLang has from 0.5.22 on, and release is {release!r}")
+        raise ValueError(f"event_format dynamo exists in SGLang from 0.5.22 on; release is {release!r}")
     key = extra_key
     if lora_id:
         key = (extra_key or "") + lora_id
@@ -82,7 +86,7 @@ def _sglang_namespace(lora_id: str, extra_key: str | None, cache_salt: str, rele
 
 
 def _version(release: str) -> tuple[int, ...]:
-    """A release as numbers: (0, 5, 22) of 0.5.22.post1."""
+    """Returns the numbers of a release: (0, 5, 22) for 0.5.22.post1."""
     numbers = re.match(r"\d+(\.\d+)*", release)
     if not numbers:
         raise ValueError(f"release is {release!r}, not a version like 0.5.23")
@@ -91,11 +95,15 @@ def _version(release: str) -> tuple[int, ...]:
 
 def vllm_hashes(tokens: Iterable[int], block_size: int, *, algorithm: str = "sha256",
                 seed: str = "vllm-none-hash") -> list[int]:
-    """The names of vLLM's blocks in events: the last 8 bytes of their digests. Prompts have no LoRA, salt or image.
+    """Returns vLLM's hashes of a prompt's whole blocks in events: the last 8 bytes of the blocks' digests.
 
-    algorithm is the engines' `--prefix-caching-hash-algo`: sha256, sha256_cbor, xxhash or xxhash_cbor. seed is their
-    PYTHONHASHSEED. Without one, SHA-256 has a fixed seed from release 0.29 on, which is the default here; before, and
-    with xxHash, each process draws its own, and its names cannot be made elsewhere.
+    The prompt has no LoRA adapter, cache salt or image. algorithm is the engines' `--prefix-caching-hash-algo`: sha256,
+    sha256_cbor, xxhash or xxhash_cbor. seed is the engines' PYTHONHASHSEED. The default is the fixed seed of SHA-256 in
+    engines without PYTHONHASHSEED, from release 0.29 on. Older engines, and all engines with xxHash, have a random seed
+    in each process if PYTHONHASHSEED is not set. Hashes with a random seed cannot be computed elsewhere.
+
+    Raises ValueError for an invalid token, block_size or algorithm, and ImportError for xxHash without the extra.
+
     Source: `hash_block_tokens` and `init_none_hash` in vllm/v1/core/kv_cache_utils.py.
     """
     _check(block_size, "block_size")
@@ -103,7 +111,7 @@ def vllm_hashes(tokens: Iterable[int], block_size: int, *, algorithm: str = "sha
     if family not in ("sha256", "xxhash") or form not in ("", "cbor"):
         raise ValueError(f"algorithm is {algorithm!r}, not sha256, sha256_cbor, xxhash or xxhash_cbor")
     if family == "xxhash" and seed == "vllm-none-hash":
-        raise ValueError("with xxhash, seed must be the engines' PYTHONHASHSEED: without, each process draws its own")
+        raise ValueError("xxhash has no fixed seed; set seed to the PYTHONHASHSEED of the engines")
     digest = _xxh3 if family == "xxhash" else _sha256
     text: Callable[[str], bytes] = _cbor_text if form else _pickle
     block: Callable[[bytes, tuple[int, ...]], bytes] = _cbor_block if form else _pickle_block
@@ -142,7 +150,7 @@ def _pickle_block(parent: bytes, tokens: tuple[int, ...]) -> bytes:
 
 
 def _cbor_head(major: int, n: int) -> bytes:
-    """The first bytes of a value in canonical CBOR (RFC 8949, 4.2): as few as possible."""
+    """Returns the first bytes of a value in canonical CBOR (RFC 8949, 4.2), in the shortest form."""
     if n < 24:
         return bytes([major << 5 | n])
     for code, form in (24, ">B"), (25, ">H"), (26, ">I"):

@@ -1,4 +1,4 @@
-"""Errors by the server's codes, which docs/errors.md lists with what each means and what to do."""
+"""Error classes for the codes of the server. docs/errors.md has the meaning and the remedy of each code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = [
 
 
 class KvatlasError(Exception):
-    """A request that was not answered. A code that this version does not know is an error of this class."""
+    """KvatlasError is the error of a failed request, the base class of all errors, and the class of unknown codes.
+
+    code is the code for programs, which does not change between releases. message is for people.
+    """
 
     CODE: ClassVar[str] = ""
 
@@ -26,13 +29,13 @@ class KvatlasError(Exception):
         self.code = code or self.CODE
         self.message = message
         self.missing = missing
-        """Partitions that could not be looked at."""
+        """Partitions that could not be searched."""
         self.explanation = explanation
-        """Which rule dropped which worker, if the request asked for explanations."""
+        """The rule that dropped each worker, if the request has explain; else None."""
         self.queue = queue
-        """Why the request may not wait, or waits no more."""
+        """The reason that the request may not wait, or waits no longer; else None."""
         self.quota = quota
-        """The exceeded quota of the tenant, with the time until a retry in retry_after_ms."""
+        """The exceeded quota of the tenant; else None. retry_after_ms is the time until a retry in milliseconds."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -186,7 +189,7 @@ _classes = {c.CODE: c for c in KvatlasError.__subclasses__()}
 
 
 def error_of(body: Any) -> KvatlasError | None:
-    """The error in the body of a reply, decoded from JSON; None if it has none."""
+    """Returns the error in the body of a reply, decoded from JSON; None: the body has no error."""
     said = body.get("error") if isinstance(body, dict) else None
     if not isinstance(said, dict) or not isinstance(code := said.get("code"), str):
         return None

@@ -1,8 +1,8 @@
-"""Hashes of a prompt's blocks, so that its tokens stay where they are. Needs the extra `kvatlas[hash]`.
+"""Local hashes of a prompt's blocks, for queries without tokens. The module requires the extra `kvatlas[hash]`.
 
-A block's local hash is the XXH3-64 of its tokens as little-endian u32, with the seed 1337, to which the XXH3-64 of a
-LoRA's name (seed 0) and of a cache salt (seed 1) are added. These are the hashes of NVIDIA Dynamo's router, but for
-blocks with images, whose places we hash too.
+The local hash of a block is the XXH3-64 of the tokens as little-endian u32. The seed is 1337 plus the XXH3-64 of the
+LoRA adapter's name (seed 0) and the XXH3-64 of the cache salt (seed 1). NVIDIA Dynamo's router has the same hashes,
+except for blocks with images: the hashes of this module include the positions of images.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ _NO_PLACE = -1 << 63
 
 def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "", cache_salt: str = "",
                  lookahead: int = 0, media: Sequence[Iterable[int | tuple[int, int]]] = ()) -> list[int]:
-    """The local hashes of a prompt's whole blocks, for `Query.hashes` and the like.
+    """Returns the local hashes of a prompt's whole blocks, for `Query.hashes` and similar fields.
 
-    lookahead is how many tokens beyond a block its engine reads (`WorkerInfo.lookahead`): with EAGLE, one.
-    media[i] has the images that touch what is hashed of block i, in the order of their tokens: each one's hash
-    (`media_hash`) and the place of its first token, counted from the block's first one, negative if that is in a block
-    before. A number alone is an image without a place, by the `mm_hash` that Dynamo has of it: so hashed, prompts find
-    blocks of engines that do not say the places.
+    block_size is in tokens, from 1 to 65,535. lookahead is the number of tokens after a block in the block's hash
+    (`WorkerInfo.lookahead`), such as 1 for an engine with EAGLE.
+
+    media[i] lists the images with a token in the hash of block i, in the order of the tokens. An image is a pair: the
+    hash (`media_hash`), and the position of the image's first token, counted from the block's first token. The position
+    is negative if the image begins in an earlier block. A single number is an image without a position, by the
+    `mm_hash` of Dynamo. Hashes without positions match blocks of engines that publish no positions.
+
+    Raises ValueError for an invalid token, block_size or lookahead.
     """
     if not 1 <= block_size <= 65535:
         raise ValueError(f"block_size is {block_size}, not from 1 to 65535")
@@ -60,7 +64,7 @@ def block_hashes(tokens: Iterable[int], block_size: int, *, lora_name: str = "",
 
 
 def sequence_hashes(hashes: Sequence[int]) -> list[int]:
-    """The sequence hashes of a prompt, for `Prompt.sequence_hashes`, from the local hashes of all its blocks."""
+    """Returns the sequence hashes of a prompt, for `Prompt.sequence_hashes`, from the local hashes of all blocks."""
     out: list[int] = []
     for local in hashes:
         out.append(xxh3_64_intdigest(struct.pack("<QQ", out[-1], local), seed=_SEED) if out else local)
@@ -68,5 +72,5 @@ def sequence_hashes(hashes: Sequence[int]) -> list[int]:
 
 
 def media_hash(identifier: str) -> int:
-    """The number by which an image enters its blocks' hashes, from the identifier that the engine gives it."""
+    """Returns the hash of an image for `block_hashes` and `MediaItem`, from the engine's identifier of the image."""
     return xxh3_64_intdigest(identifier.encode())

@@ -1,12 +1,14 @@
-"""A routing strategy for LiteLLM that chooses among a model's deployments by what their engines hold and have to do.
+"""A routing strategy for LiteLLM. It chooses a deployment of a model by the cached blocks and the load of the engines.
 
     router = litellm.Router(model_list=[
         {"model_name": "llama", "litellm_params": {"model": "hosted_vllm/llama", "api_base": "http://w1:8000/v1"},
          "model_info": {"id": "worker-1"}}, ...])
     KvatlasRouting(router, "http://indexer:8090").install()
 
-A deployment's id is the name of its worker; a subclass with another `worker_of` changes that. Asynchronous requests are
-routed so; blocking ones, and all while kvatlas makes no choice, as the router is set to do without.
+The id of a deployment is the name of the worker. A subclass with another `worker_of` uses other names.
+
+kvatlas chooses for asynchronous calls only. The router uses the configured strategy of LiteLLM for blocking calls, and
+for calls without a choice by kvatlas.
 """
 
 from __future__ import annotations
@@ -26,24 +28,27 @@ from litellm.types.utils import all_litellm_params
 from ._adapter import Chooser, fields_of, prompt_of
 from ._client import Result
 
-# The calls of a router whose requests count as load until they end, with the API of their fields; None: the fields
-# decide.
+# _CALLS has the calls of a router with requests that count as load until the end, and the API of the requests' fields.
+# None: the fields determine the API.
 _CALLS: Mapping[str, str | None] = {
     "acompletion": None, "atext_completion": None, "aresponses": "responses", "anthropic_messages": None}
 
-# Fields that are LiteLLM's own, beside those of its list.
+# _OWN has fields of LiteLLM itself that all_litellm_params lacks.
 _OWN = frozenset(("timeout", "extra_headers", "extra_query", "original_function", "litellm_params", "input",
                   "additional_drop_params", "deployment_id", "specific_deployment"))
 
 
 def _sent(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that LiteLLM sends to an engine."""
+    """Returns the fields that LiteLLM sends to an engine."""
     return {k: v for k, v in kwargs.items()
             if v is not None and k not in all_litellm_params and k not in _OWN and not k.startswith("_litellm_")}
 
 
 def _prompt(kwargs: Mapping[str, Any], deployments: Sequence[Any], api: str | None) -> dict[str, Any]:
-    """The prompt of a `SelectRequest`, with the fields that the deployments add. It is empty if these differ."""
+    """Returns the prompt of a `SelectRequest`, with the fields that the deployments add.
+
+    The result is empty if the deployments add different fields, or without a prompt.
+    """
     added = [fields_of(_sent(d["litellm_params"])) for d in deployments]
     if any(a != added[0] for a in added):
         return {}
@@ -54,7 +59,7 @@ def _prompt(kwargs: Mapping[str, Any], deployments: Sequence[Any], api: str | No
 
 
 class _Call:
-    """The booking of one call of the router. A further try replaces the booking of the try before."""
+    """_Call has the booking of a call of the router. A further try replaces the booking of the previous try."""
 
     def __init__(self, chooser: Chooser, api: str | None) -> None:
         self._chooser = chooser
@@ -79,12 +84,13 @@ class _Call:
             self._chooser.end(*booking, result)
 
 
-# The call of the router that runs in this context.
+# _current is the router's running call in this context; None: there is no counted call.
 _current: ContextVar[_Call | None] = ContextVar("kvatlas_call", default=None)
 
 
 class _Counted:
-    """A mixin for the class of a stream: the booking ends when the stream ends, fails, is closed or is collected."""
+    """_Counted is a mixin for the class of a stream. The booking ends with the end, a failure, the close or the garbage
+    collection of the stream."""
 
     _kvatlas_call: _Call
 
@@ -114,7 +120,7 @@ class _Counted:
 
 
 async def _counted_chunks(chunks: Any, call: _Call) -> AsyncGenerator[Any, None]:
-    """Is _Counted for a generator, whose class cannot be changed."""
+    """Does the work of _Counted for a generator, because the class of a generator cannot be changed."""
     try:
         async for chunk in chunks:
             call.chunk()
@@ -125,7 +131,7 @@ async def _counted_chunks(chunks: Any, call: _Call) -> AsyncGenerator[Any, None]
 
 
 def _until_end(response: Any, call: _Call) -> Any:
-    """Ends the call's booking with the response: now, or at the end of the stream."""
+    """Returns the response, and ends the booking of the call: now, or at the end of a stream."""
     if isasyncgen(response):
         return _counted_chunks(response, call)
     if not hasattr(response, "__anext__"):
@@ -138,9 +144,14 @@ def _until_end(response: Any, call: _Call) -> Any:
 
 
 class KvatlasRouting(CustomRoutingStrategyBase):
-    """Chooses deployments. urls and client are the arguments of `AsyncClient`. models maps LiteLLM's names of models to
-    kvatlas' names. timeout bounds the seconds of a choice. book makes requests count as load until they end. progress
-    is the time in seconds between two reports that a request is running, less than half of `--request-expiry`."""
+    """KvatlasRouting chooses deployments for a router of LiteLLM. It is not active before `install`.
+
+    - urls, client: arguments of `AsyncClient`;
+    - models: names of models in kvatlas, by the name in LiteLLM; other models have the same name in both;
+    - timeout: limit of a choice in seconds;
+    - book: requests count as load until their end;
+    - progress: seconds between two reports of a running request, less than half of `--request-expiry`.
+    """
 
     def __init__(self, router: litellm.Router, urls: str | Sequence[str], *, models: Mapping[str, str] | None = None,
                  timeout: float = 0.25, book: bool = True, progress: float = 60.0, **client: Any) -> None:
@@ -150,7 +161,7 @@ class KvatlasRouting(CustomRoutingStrategyBase):
         self._wrapped: dict[str, Any] = {}  # the router's calls before install
 
     def install(self) -> None:
-        """Makes this the router's strategy."""
+        """Sets the strategy of the router, and wraps the router's calls to count requests."""
         self._router.set_custom_routing_strategy(self)
         for name, api in _CALLS.items():
             if (call := getattr(self._router, name, None)) is not None and name not in self._wrapped:
@@ -158,11 +169,11 @@ class KvatlasRouting(CustomRoutingStrategyBase):
                 setattr(self._router, name, self._counted(call, api))
 
     def _counted(self, call: Callable[..., Awaitable[Any]], api: str | None) -> Callable[..., Awaitable[Any]]:
-        """Returns a call of the router whose booking ends with the call or with its stream."""
+        """Returns a wrapper of a call of the router. The booking ends with the call or with the stream."""
 
         @wraps(call)
         async def counted(*args: Any, **kwargs: Any) -> Any:
-            if _current.get() is not None:  # a call within a call
+            if _current.get() is not None:  # a nested call
                 return await call(*args, **kwargs)
             of = _Call(self._chooser, api)
             token = _current.set(of)
@@ -178,7 +189,7 @@ class KvatlasRouting(CustomRoutingStrategyBase):
         return counted
 
     def worker_of(self, deployment: Mapping[str, Any]) -> str:
-        """The name of a deployment's worker."""
+        """Returns the name of a deployment's worker."""
         return str(deployment["model_info"]["id"])
 
     async def async_get_available_deployment(self, model: str, messages: Any = None, input: Any = None,
@@ -200,13 +211,16 @@ class KvatlasRouting(CustomRoutingStrategyBase):
             request_kwargs=request)
 
     async def _choose(self, name: str, deployments: Sequence[Any], prompt: dict[str, Any]) -> Any:
-        """Returns the deployment for a request, one that has not failed before if there is one; None without a choice."""
+        """Returns the deployment for a request; None without a choice.
+
+        The choice excludes deployments with an earlier try of the call, unless all deployments were tried.
+        """
         if not prompt:
             return None
         by_worker = {self.worker_of(d): d for d in deployments}
-        call = _current.get()  # None: another call, whose end is unknown
+        call = _current.get()  # None: a call without a wrapper, with an unknown end
         if call is not None:
-            call.end(_failure(sys.exc_info()[1]))  # LiteLLM tries again while it handles the error of the try before
+            call.end(_failure(sys.exc_info()[1]))  # LiteLLM retries in the handler of the last error
         tried = call.tried if call is not None else []
         selection = await self._chooser.choose(
             model=name, workers=list(by_worker), book=call is not None, **prompt,
@@ -234,7 +248,7 @@ class KvatlasRouting(CustomRoutingStrategyBase):
 
 
 def _failure(error: Any) -> Result | None:
-    """The failure of a worker that an error of LiteLLM shows; None for an error of the request."""
+    """Returns the failure of a worker for an error of LiteLLM; None: no error, or an error of the request."""
     if isinstance(error, litellm.exceptions.Timeout):
         return "timeout"
     if isinstance(error, litellm.exceptions.APIConnectionError):

@@ -1,11 +1,12 @@
-"""A request router for Ray Serve LLM that chooses replicas by what their engines hold and have to do.
+"""A request router for Ray Serve LLM. The router chooses replicas by the cached blocks and the load of the engines.
 
     deployment_config=dict(request_router_config=dict(
         request_router_class="kvatlas.ray:KvatlasRouter",
         request_router_kwargs=dict(urls=["http://indexer:8090"], model="llama")))
 
-Each replica's engine is a worker of kvatlas: its shim, or its registration, has the replica's unique id as its name
-(`serve.get_replica_context().replica_id.unique_id`); a subclass with another `worker_of` changes that.
+The engine of each replica is a worker of kvatlas. The name of the worker, in the shim or the registration, is the
+unique id of the replica (`serve.get_replica_context().replica_id.unique_id`). A subclass with another `worker_of` uses
+other names.
 """
 
 from __future__ import annotations
@@ -21,21 +22,29 @@ from ray.serve.request_router import (
 from ._adapter import Chooser, fields_of, prompt_of
 from ._client import Result
 
-# The prompt's tokens, where Ray's ingress has made them.
+# _TOKENS is the keyword argument of a request with the prompt's tokens from Ray's ingress.
 _TOKENS = "request_token_ids"
 
-# The greatest number of requests whose failed workers are known. The oldest requests are forgotten.
+# _MAX_TRIED bounds the requests with recorded failed workers. The router drops the oldest records.
 _MAX_TRIED = 1000
 
 
 class KvatlasRouter(FIFOMixin, RequestRouter):
-    """Puts the replica first that kvatlas chooses, and two others behind it. Without a choice those two are all."""
+    """KvatlasRouter ranks the replica of kvatlas' choice before two random replicas. Without a choice, only two random
+    replicas are candidates."""
 
     def initialize_state(self, urls: str | Sequence[str], model: str, timeout: float = 0.25, book: bool = True,
                          role: str | None = None, progress: float = 60.0, **client: Any) -> None:
-        """The arguments are `request_router_kwargs`: the model's name in kvatlas, the seconds of a choice, whether
-        requests count as load until they end, the role of the deployment's workers, which a deployment of prefill
-        workers needs, the seconds between reports of progress, and `AsyncClient`'s options."""
+        """Initializes the router. The arguments are `request_router_kwargs` of the deployment:
+
+        - urls: URLs of the indexers, as in `AsyncClient`;
+        - model: name of the model in kvatlas;
+        - timeout: limit of a choice in seconds;
+        - book: requests count as load until their end;
+        - role: role of the deployment's workers; a deployment of prefill workers requires `prefill`;
+        - progress: seconds between two reports of a running request, less than half of `--request-expiry`;
+        - client: further options of `AsyncClient`.
+        """
         self._model, self._role = model, role
         self._chooser = Chooser(urls, timeout, book, client, progress)
         self._booked: dict[str, tuple[str, ReplicaID]] = {}  # bookings and chosen replicas, by Ray's ids of requests
@@ -43,12 +52,12 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
         self._tried: dict[str, set[str]] = {}  # workers that failed, by Ray's ids of requests
 
     def worker_of(self, replica: RunningReplica) -> str:
-        """The name of a replica's worker."""
+        """Returns the name of a replica's worker."""
         return str(replica.replica_id.unique_id)
 
     async def choose_replicas(self, candidate_replicas: list[RunningReplica],
                               pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
-        """Ranked groups of replicas, of which the first one that has room gets the request."""
+        """Returns ranked groups of replicas. Ray sends the request to the first group with a free replica."""
         if not candidate_replicas:
             return []
         by_worker = {self.worker_of(r): r for r in candidate_replicas}
@@ -56,7 +65,7 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
         chosen = None
         if pending_request is not None and (prompt := _prompt(pending_request)):
             key = pending_request.metadata.internal_request_id
-            self._release(key)  # all that were chosen before had no room
+            self._release(key)  # the replicas of the previous choice had no room
             tried = [w for w in by_worker if w in self._tried.get(key, ())]
             selection = await self._chooser.choose(
                 model=self._model, workers=list(by_worker), role=self._role, **prompt,
@@ -70,7 +79,7 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
         return [group for group in groups if group]
 
     def _book(self, pending: PendingRequest, key: str, request_id: str, chosen: RunningReplica | None) -> None:
-        """Keeps a booking, unless the request was cancelled during the choice, or is cancelled before it is sent."""
+        """Records a booking, and ends the booking of a request that is cancelled before the end of the routing."""
         if chosen is None or pending.future.done():
             self._chooser.end(self._model, request_id)
             return
@@ -83,27 +92,27 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
         pending.future.add_done_callback(routed)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A request that went elsewhere does not count at the worker that was chosen."""
+        """Ends the booking of a request that Ray sent to another replica than the chosen replica."""
         key = pending_request.metadata.internal_request_id
         if key in self._booked and self._booked[key][1] != replica_id:
             self._release(key)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """A request has ended."""
+        """Ends the booking of a completed request."""
         self._release(internal_request_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Reports a dead replica, so that other routers avoid its worker too."""
+        """Reports a dead replica, so that other routers avoid the worker too."""
         super().on_replica_actor_died(replica_id)
         self._failed(replica_id, "broken")
 
     def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
-        """Reports a replica without an answer. Ray keeps it as a candidate."""
+        """Reports an unavailable replica. Ray keeps the replica as a candidate."""
         super().on_replica_actor_unavailable(replica_id)
         self._failed(replica_id, "refused")
 
     def _failed(self, replica_id: ReplicaID, result: Result) -> None:
-        """Penalises the worker of a replica, and excludes it from further tries of its requests."""
+        """Penalises the worker of a replica, and excludes the worker from further tries of the replica's requests."""
         if (worker := self._workers.get(replica_id)) is None:
             return
         for key in [k for k, (_, chosen) in self._booked.items() if chosen == replica_id]:
@@ -119,7 +128,7 @@ class KvatlasRouter(FIFOMixin, RequestRouter):
 
 def _prompt(pending: PendingRequest) -> dict[str, Any]:
     if pending.metadata.multiplexed_model_id:
-        return {}  # a LoRA, of which Ray does not say what the engine calls it
+        return {}  # a LoRA adapter: Ray does not provide the engine's name of the adapter
     if tokens := pending.kwargs.get(_TOKENS):
         body = fields_of(pending.args[0]) if pending.args else {}
         api = "chat" if body.pop("messages", None) else "completions"

@@ -1,4 +1,4 @@
-"""The routers of docs/python-routers.md in FastAPI: the short one against a running indexer, with stand-ins for workers."""
+"""The FastAPI routers of docs/python-routers.md, with stand-ins for workers. One router uses a running indexer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_router(world: Any) -> None:
 
 
 class Choices:
-    """A stand-in for the client of a router. It records reports, and fails while it has failures."""
+    """Choices is a stand-in for the client of a router. It records reports, and raises the given failures first."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures, self.asked, self.reports = list(failures), list[SelectRequest](), list[tuple[Any, ...]]()
@@ -65,7 +65,7 @@ async def stream() -> AsyncIterator[bytes]:
 
 
 def serve(kvatlas: Choices, *statuses: int) -> httpx.Response:
-    """The answer of the page's whole router, before engines that answer with these statuses in turn."""
+    """Returns the answer of the page's whole router. The engines reply with the statuses in turn."""
     _, part = PAGE.read_text(encoding="utf-8").split("\n## A router of your own\n")
     router: dict[str, Any] = {}
     exec(compile(re.findall(r"(?s)\n```python\n(.*?)```", part)[0], PAGE.name, "exec"), router)

@@ -1,4 +1,4 @@
-"""The routing strategy in LiteLLM's own router, against a running indexer."""
+"""The routing strategy in LiteLLM's router, against a running indexer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_deployments(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         await all_end(6)
         await routing.close()
 
-        # While kvatlas is away, LiteLLM routes as it would without.
+        # While no indexer runs, LiteLLM uses the configured strategy.
         away = KvatlasRouting(router, world["nobody"], timeout=PATIENCE, absent=0.01)
         away.install()
         assert (await router.acompletion("llama", messages=CHAT)).choices[0].message.content in ("w1", "w2")
@@ -80,7 +80,7 @@ def test_deployments(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def engine() -> Iterator[tuple[int, threading.Event]]:
-    """Runs an engine on a port. Whole answers wait for the event. A stream has one chunk before it and one after."""
+    """Runs an engine on a port. Whole answers wait for the event. A stream has a chunk before and after the event."""
     go = threading.Event()
 
     class Engine(http.server.BaseHTTPRequestHandler):
@@ -114,7 +114,7 @@ def engine() -> Iterator[tuple[int, threading.Event]]:
 
 
 def real_router(world: Any, port: int) -> litellm.Router:
-    """Returns a router with two workers of a model of these tests, because failures change later choices."""
+    """Returns a router with two workers of a separate model, because failures change later choices."""
     for worker in ("slow-1", "slow-2"):
         httpx.post(f"{world['http']}/v1/workers", timeout=PATIENCE, json={
             "instance": worker, "model": "slow", "block_size": 16, "endpoint": f"http://127.0.0.1:{port}",
@@ -126,7 +126,7 @@ def real_router(world: Any, port: int) -> litellm.Router:
 
 
 async def under_way(world: Any, wanted: int) -> None:
-    """Waits until that many requests of the model slow count as load."""
+    """Waits until the wanted number of requests of the model slow count as load."""
 
     def so() -> bool:
         with Client(world["http"], timeout=PATIENCE, absent=PATIENCE) as client:
@@ -136,7 +136,7 @@ async def under_way(world: Any, wanted: int) -> None:
 
 
 def test_abandoned_requests_are_freed(world: Any) -> None:
-    """A request counts until it ends, and not longer: cancelled, timed out, closed, collected, or without a client."""
+    """A request counts as load until the end: cancelled, timed out, closed, garbage-collected, or without a client."""
 
     async def run(port: int, go: threading.Event) -> None:
         router = real_router(world, port)
@@ -276,7 +276,7 @@ def test_progress_of_running_requests(world: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_agent_calls_count(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of OpenAI's Responses and Anthropic's Messages are chosen with their fields, and count until they end."""
+    """Calls of OpenAI's Responses and Anthropic's Messages send all fields in the choice, and count until the end."""
 
     async def run(port: int) -> None:
         router = real_router(world, port)

@@ -29,7 +29,7 @@ def request(key: str, *args: Any, lora: str = "", **kwargs: Any) -> PendingReque
 
 
 def router(url: str, **kwargs: Any) -> KvatlasRouter:
-    """A router as Ray makes it from a deployment's configuration."""
+    """Returns a router, created like Ray creates routers from the configuration of a deployment."""
     config = RequestRouterConfig(request_router_class="kvatlas.ray:KvatlasRouter", request_router_kwargs={
         "urls": [url], "model": "m", "timeout": PATIENCE, "absent": PATIENCE, **kwargs})
     kind = config.get_request_router_class()
@@ -58,7 +58,7 @@ def test_replicas(world: Any) -> None:
                 request("list", SimpleNamespace(prompt=world["prompt"], messages=None)),
                 request("chat", SimpleNamespace(messages=[{"role": "user", "content": "warm"}], tools=None)),
             ):
-                for _ in range(2):  # chosen again, as nobody had room
+                for _ in range(2):  # second choice after a full replica
                     groups = await r.choose_replicas(replicas, one)
                     assert [x.replica_id.unique_id for x in groups[0]] == ["w1"] and len(groups[1]) == 2
                     assert groups[0][0] not in groups[1]
@@ -72,7 +72,7 @@ def test_replicas(world: Any) -> None:
             await under_way("w1", 0)
             r.on_request_completed(replicas[0].replica_id, "elsewhere")
 
-            # Requests that are cancelled after and during the choice.
+            # Requests with a cancellation after and during the choice.
             left = request("left", request_token_ids=world["prompt"])
             await r.choose_replicas(replicas, left)
             await under_way("w1", 1)
@@ -86,17 +86,17 @@ def test_replicas(world: Any) -> None:
             await under_way("w1", 0)
             assert not r._booked and not r._chooser._running
 
-        # Without a choice there are two candidates, of which Ray takes the one with the shorter queue.
+        # Without a choice, Ray uses the candidate with the shorter queue of two.
         dead = router(world["nobody"], absent=0.01)
         prefill = router(world["http"], role="prefill")  # these workers are aggregated
         for which, one in (
             (r, request("no prompt")), (r, None), (r, request("lora", lora="x", request_token_ids=world["prompt"])),
-            (dead, request("nobody answers", request_token_ids=world["prompt"])),
+            (dead, request("no answer", request_token_ids=world["prompt"])),
             (prefill, request("prefill", request_token_ids=world["prompt"])),
         ):
             groups = await which.choose_replicas(replicas, one)
             assert len(groups) == 1 and len(groups[0]) == 2
-        assert await r.choose_replicas([], request("nobody is there")) == []
+        assert await r.choose_replicas([], request("without replicas")) == []
         assert await r.choose_replicas(replicas[1:2], request("one", request_token_ids=world["prompt"])) == [
             replicas[1:2]]
         r.on_request_completed(replicas[1].replica_id, "one")
@@ -108,7 +108,7 @@ def test_replicas(world: Any) -> None:
 
 
 def test_failures(world: Any) -> None:
-    """A failed replica is reported as Ray reports it to its routers, and the request goes to another worker."""
+    """The router reports a failed replica, and chooses another worker for the request."""
 
     async def run() -> None:
         replicas = [replica("w2"), replica("w1")]
@@ -128,7 +128,7 @@ def test_failures(world: Any) -> None:
                 return any(x["worker"] == worker and x["result"] == wanted for x in answer.get("results") or ())
 
             await asyncio.to_thread(eventually, f"the failure {result} is reported", reported)
-            getattr(r, report)(second.replica_id)  # all have failed, so none is excluded
+            getattr(r, report)(second.replica_id)  # after failures of all workers, all stay allowed
             assert (await r.choose_replicas(replicas, one))[0][0] in replicas
             r.on_request_completed(second.replica_id, result)
             r._failed(ReplicaID(unique_id="unknown", deployment_id=DEPLOYMENT), "refused")

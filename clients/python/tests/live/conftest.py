@@ -1,4 +1,7 @@
-"""Tests against running indexers, which integration/judges/python starts and describes in the file KVATLAS_LIVE."""
+"""Fixtures for tests against running indexers. integration/judges/python starts the indexers.
+
+The environment variable KVATLAS_LIVE has the path of a JSON file with the addresses and the test data.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from kvatlas import AsyncClient, Client, errors
 
 T = TypeVar("T")
 
-PATIENCE = 240.0  # seconds: the machine may stand still
+PATIENCE = 240.0  # in seconds, for machines that pause
 
 
 def live() -> Any:
@@ -31,7 +34,7 @@ def world() -> Any:
 
 
 class Blocking:
-    """AsyncClient with the methods of Client, so that one test is for both."""
+    """Blocking wraps an AsyncClient in the methods of Client, so that a test covers both clients."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._client = AsyncClient(*args, **kwargs)
@@ -53,7 +56,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["sync", "async"])
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
-    """Makes clients of both kinds."""
+    """Returns a function that creates clients, and closes the clients after the test."""
     made: list[Any] = []
 
     def one(*args: Any, **kwargs: Any) -> Any:
@@ -68,12 +71,12 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Client]]:
 
 @pytest.fixture
 def client(world: Any, transport: str, make: Callable[..., Client]) -> Client:
-    """A client of the first indexer, over HTTP and NATS, blocking and not."""
+    """Returns a client of the first indexer. Tests run over HTTP and NATS, with both kinds of client."""
     return make(world[transport])
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """Asks again after an answer that came too late: the machine may stand still."""
+    """Retries a call after a late answer, because the machine may pause."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -85,8 +88,8 @@ def patiently(call: Callable[[], T]) -> T:
 
 
 def eventually(what: str, so: Callable[[], Any]) -> None:
-    """Waits until something is so."""
+    """Waits until the condition is true. The name of the condition is part of the error."""
     until = time.monotonic() + PATIENCE
     while not patiently(so):
-        assert time.monotonic() < until, f"not so: {what}"
+        assert time.monotonic() < until, f"not true: {what}"
         time.sleep(0.02)

@@ -47,7 +47,7 @@ def test_find(world: Any, client: Client) -> None:
     assert (short.workers, short.reason) == ((), "no_whole_block")
 
 
-def test_hashes_are_the_servers(world: Any) -> None:
+def test_hashes_equal_the_servers_hashes(world: Any) -> None:
     for case in world["hashes"]:
         hashes = block_hashes(case["tokens"] or [], case["block_size"], lora_name=case["lora_name"],
                               cache_salt=case["cache_salt"], lookahead=case["lookahead"],
@@ -56,7 +56,7 @@ def test_hashes_are_the_servers(world: Any) -> None:
         assert [str(h) for h in sequence_hashes(hashes)] == (case["sequence_hashes"] or [])
 
 
-def test_names_are_the_engines(world: Any) -> None:
+def test_hashes_equal_the_engines_hashes(world: Any) -> None:
     for case in world["names"]:
         tokens, size = case["tokens"] or [], case["size"]
         if case["algorithm"]:
@@ -66,8 +66,8 @@ def test_names_are_the_engines(world: Any) -> None:
         assert [str(n) for n in names] == (case["names"] or []), case
 
 
-def test_fields_are_the_servers(world: Any) -> None:
-    """Python's messages have no field that the server's have not; what the server has besides is passed over."""
+def test_fields_exist_on_the_server(world: Any) -> None:
+    """The server has all fields of Python's messages. The test prints further fields of the server."""
     import dataclasses
 
     for name, fields in world["fields"].items():
@@ -77,7 +77,7 @@ def test_fields_are_the_servers(world: Any) -> None:
             print(f"{name} has also {sorted(more)}")
 
 
-def test_codes_are_the_servers(world: Any) -> None:
+def test_codes_equal_the_servers_codes(world: Any) -> None:
     own = {c.CODE for c in errors.KvatlasError.__subclasses__()}
     assert own == set(world["codes"])
 
@@ -107,19 +107,19 @@ def test_a_request_from_choice_to_end(world: Any, client: Client) -> None:
         rank = w1(client.loads("m").models[0].ranks)
         return (rank.active_prefill_tokens, rank.active_blocks, rank.active_requests) == (prefill, active, requests)
 
-    eventually("nothing is under way", lambda: load(0, 0, 0))
+    eventually("no request is under way", lambda: load(0, 0, 0))
     advised = patiently(lambda: client.select(SelectRequest("m", tokens=tokens, advisory=True, explain=True)))
     assert (advised.worker, advised.booked) == ("w1", False) and advised.explanation and advised.worker_load
     first, second = str(uuid.uuid4()), str(uuid.uuid4())
     chosen = client.select(SelectRequest("m", tokens=tokens, request_id=first, book=True))
     assert (chosen.worker, chosen.rank, chosen.endpoint, chosen.device) == ("w1", 0, "http://w1:8000", depth)
     assert chosen.booked and chosen.request_id == first and chosen.cached_tokens == depth * size
-    eventually("it is booked", lambda: load((blocks - depth) * size, blocks, 1))
+    eventually("the request is booked", lambda: load((blocks - depth) * size, blocks, 1))
     with pytest.raises(errors.ConflictError):
         client.select(SelectRequest("m", tokens=tokens, request_id=first, book=True))
     potential = patiently(lambda: client.potential_loads(Prompt("m", hashes=block_hashes(tokens, size))))
     assert w1(potential.ranks).active_requests == 1
-    other = [t + 100_000 for t in tokens]  # w2 is guessed to hold what is booked there
+    other = [t + 100_000 for t in tokens]  # by a guess, w2 holds the booked prompt
     kept = patiently(lambda: client.select(SelectRequest("m", tokens=other, request_id=second, workers=["w2"])))
     assert (kept.worker, kept.booked) == ("w2", False)
     assert client.book(BookRequest("m", request_id=second)).worker == "w2"
@@ -128,10 +128,10 @@ def test_a_request_from_choice_to_end(world: Any, client: Client) -> None:
     assert (named.worker, named.rank, named.request_id) == ("w2", 0, third)
     client.prefill_complete("m", first)
     client.output_block("m", first, decay_fraction=1.0)
-    eventually("its prompt is computed", lambda: load(0, blocks + 1, 1))
+    eventually("the prompt is computed", lambda: load(0, blocks + 1, 1))
     for request in first, second, third:
         client.free("m", request)
-    eventually("all have ended", lambda: load(0, 0, 0))
+    eventually("all requests have ended", lambda: load(0, 0, 0))
     with pytest.raises(errors.UnknownRequestError):
         client.free("m", first)
 
@@ -160,11 +160,11 @@ def test_token_and_tls(world: Any, make: Callable[..., Client]) -> None:
     assert patiently(make(s["http"], token=s["token"], tls=trusted).status).ready
     with pytest.raises(errors.UnauthorizedError):
         patiently(make(s["http"], tls=trusted).status)
-    with pytest.raises(errors.UnavailableError, match="CERTIFICATE_VERIFY_FAILED"):  # at once, whatever its patience
+    with pytest.raises(errors.UnavailableError, match="CERTIFICATE_VERIFY_FAILED"):  # without retries
         make(s["http"], token=s["token"]).status()
 
 
-def test_nobody_is_there(world: Any, make: Callable[..., Client]) -> None:
+def test_no_indexer(world: Any, make: Callable[..., Client]) -> None:
     with pytest.raises(errors.UnavailableError, match="cannot be reached"):
         make(world["nobody"], absent=0.05).find(Query("m", tokens=[1]))
     with pytest.raises(errors.NotReadyError, match='no indexer of namespace "other"'):
@@ -176,7 +176,7 @@ def test_nobody_is_there(world: Any, make: Callable[..., Client]) -> None:
 
 
 def test_a_node_is_killed(world: Any) -> None:
-    """Clients over HTTP and NATS ask all the time while one of two nodes is killed: every query is answered."""
+    """Clients over HTTP and NATS get an answer to every query, while the test kills one of two nodes."""
     cluster, why = world["cluster"], list[str]()
     asked = {"http": 0, "nats": 0}
     stop, trouble = threading.Event(), list[BaseException]()
@@ -193,7 +193,7 @@ def test_a_node_is_killed(world: Any) -> None:
 
     def more() -> None:
         before = dict(asked)
-        eventually("both ask on", lambda: trouble or all(asked[k] >= before[k] + 50 for k in asked))
+        eventually("both clients get more answers", lambda: trouble or all(asked[k] >= before[k] + 50 for k in asked))
 
     threads = [threading.Thread(target=ask_on, args=(name, cluster[name])) for name in asked]
     for t in threads:

@@ -1,4 +1,4 @@
-"""Prompts as text, of which the indexer makes tokens."""
+"""Prompts as text. The indexer makes the tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_text(world: Any, client: Client) -> None:
 
 
 def test_request(world: Any, client: Client) -> None:
-    """The indexer finds the effect of each field of a request."""
+    """The indexer applies the effect of each field of a request, and reports unsupported fields."""
     chat = {"messages": [{"role": "user", "content": "warm"}], "temperature": 0.5}
     held = patiently(lambda: client.select(SelectRequest("m", request=chat)))
     assert (held.worker, held.tokenized, held.unsupported_fields) == ("w1", True, ())

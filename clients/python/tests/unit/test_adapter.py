@@ -1,4 +1,4 @@
-"""What adapters make of a request."""
+"""The fields that adapters send for a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHAT: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
 
 
 class Model:
-    """A model of pydantic, as far as the adapters use it."""
+    """Model has the methods of a pydantic model that the adapters use."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields

@@ -1,4 +1,4 @@
-"""Clients over HTTP before servers that are functions."""
+"""Clients over HTTP, with functions as servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvatlas import (
 )
 from kvatlas._adapter import Chooser
 
-PATIENCE = 240  # seconds: the machine may stand still
+PATIENCE = 240  # in seconds, for machines that pause
 
 ANSWER = {
     "model": "llama", "block_size": 16, "blocks": 767, "complete": True, "news": "of a later version",
@@ -186,7 +186,7 @@ def test_errors_have_the_servers_codes() -> None:
             c.find(Query("m"))
 
 
-def test_the_next_node_is_asked() -> None:
+def test_retry_at_the_next_node() -> None:
     asked: list[str] = []
     why: list[str] = []
 
@@ -204,7 +204,7 @@ def test_the_next_node_is_asked() -> None:
             c.find(Query("llama", tokens=[1]))
         assert set(asked) == {"gone", "starting", "there"} and set(why) == {"absent", "refused"}
         asked.clear()
-        for _ in range(3):  # what books is sent once, whatever comes of it, but where it reached nobody
+        for _ in range(3):  # bookings are retried only if no node has received them
             try:
                 c.select(SelectRequest("llama", request_id="r", book=True))
             except (errors.UnavailableError, errors.NotReadyError, errors.InternalError):
@@ -213,7 +213,7 @@ def test_the_next_node_is_asked() -> None:
 
 
 def test_no_worker_may_be_chosen() -> None:
-    """Another node says the same, so nobody is asked again."""
+    """Other nodes give the same answer, so the client does not retry."""
     why: list[str] = []
     with client(lambda r: failure(503, "no_workers"), asked_again=why.append) as c:
         with pytest.raises(errors.NoWorkersError):
@@ -221,7 +221,7 @@ def test_no_worker_may_be_chosen() -> None:
     assert why == []
 
 
-def test_nobody_is_there() -> None:
+def test_no_indexer() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
@@ -229,7 +229,7 @@ def test_nobody_is_there() -> None:
         c.find(Query("m"))
 
 
-def test_another_request_beside_a_slow_one() -> None:
+def test_hedged_request() -> None:
     async def run() -> None:
         never = asyncio.Event()
         why: list[str] = []
@@ -265,7 +265,7 @@ def test_timeout() -> None:
     asyncio.run(run())
 
 
-def test_workers_come_in_parts() -> None:
+def test_pages_of_workers() -> None:
     info = {"model": "m", "block_size": 16, "partition": 0, "incarnation": 1, "last_event": 1,
             "last_seen": "2026-11-21T08:00:00Z", "pending": 0, "parked": 0, "copies": 0, "stored": 0, "removed": 0,
             "blocks": {"device": 1, "host": 0, "disk": 0, "external": 0}}
@@ -284,7 +284,7 @@ def test_workers_come_in_parts() -> None:
     assert (list_.complete, list_.missing) == (False, (7,))
 
 
-def test_any_thread_may_ask() -> None:
+def test_requests_of_several_threads() -> None:
     with client(lambda r: httpx.Response(200, json=ANSWER)) as c:
         answered: list[int] = []
         threads = [threading.Thread(target=lambda: answered.append(c.find(Query("m")).blocks)) for _ in range(8)]
@@ -298,10 +298,10 @@ def test_any_thread_may_ask() -> None:
     c.close()
 
 
-def test_a_forked_process_may_ask() -> None:
+def test_request_in_a_forked_process() -> None:
     c = client(lambda r: httpx.Response(200, json=ANSWER))
     assert c.find(Query("m")).blocks == 767
-    with warnings.catch_warnings():  # Python 3.12 and later warn of threads
+    with warnings.catch_warnings():  # Python 3.12 and later warn about threads
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -336,7 +336,7 @@ def test_every_message_is_exported() -> None:
                                    if inspect.isclass(v) and issubclass(v, errors.KvatlasError)} | {"error_of"}
 
 
-def test_close_ends_what_other_threads_wait_for() -> None:
+def test_close_ends_requests_of_other_threads() -> None:
     asked = threading.Event()
 
     async def handler(request: httpx.Request) -> httpx.Response:
@@ -362,7 +362,7 @@ def test_close_ends_what_other_threads_wait_for() -> None:
 
 
 def test_a_choice_without_an_answer_is_freed() -> None:
-    """It may have been booked; and whatever happens, and in whichever loop, the router goes on."""
+    """A request without an answer may be booked. The chooser works in several event loops, and raises no error."""
     asked: list[tuple[str, str]] = []
 
     def handler(request: httpx.Request) -> httpx.Response:

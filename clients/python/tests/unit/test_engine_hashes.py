@@ -1,4 +1,4 @@
-"""Engines' names of blocks. The values were made by the engines' own code."""
+"""The engines' own hashes of blocks. The engines' own code computed the expected values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_sglang_adapters() -> None:
     assert sglang_hashes(of, 4, lora_name="sql", lora_path="/models/sql") == [
         4090818790761583452, -7748924674704588443]
     assert sglang_hashes(of, 4, lora_name="org/sql") == [-8731042732655786011, 15666925755332391]
-    # The default format of 0.5.22 gives an adapter's pages the base model's names; no release names an extra_key in it.
+    # In the default format, 0.5.22 publishes the base model's hashes, and no release includes an extra_key.
     assert sglang_hashes(of, 4, lora_id=adapter, release="0.5.22") == base == sglang_hashes(of, 4, extra_key="k")
     assert sglang_hashes(of, 4, cache_salt="tenant-a", event_format="dynamo") == [
         8062630728818998546, 3750075681264119977]
@@ -53,7 +53,7 @@ def test_vllm_of_large_tokens() -> None:
     assert vllm_hashes([100, 300, 70000, 151643], 4, seed="0") == [5521679397376626514]
 
 
-def test_what_cannot_be_named() -> None:
+def test_invalid_arguments() -> None:
     with pytest.raises(ValueError, match="PYTHONHASHSEED"):
         vllm_hashes([1], 1, algorithm="xxhash")
     with pytest.raises(ValueError, match="sha256_cbor"):

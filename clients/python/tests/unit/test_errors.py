@@ -1,4 +1,4 @@
-"""The classes of errors are documented."""
+"""The README documents all error classes."""
 
 from pathlib import Path
 

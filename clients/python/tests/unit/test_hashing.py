@@ -1,4 +1,4 @@
-"""Hashes of blocks. Golden values are of pkg/events; tests/live has many more."""
+"""Local hashes of blocks. The golden values are from pkg/events. The tests in tests/live compare many more hashes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_blocks() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**32], ["a"], [1.5]])
-def test_what_is_no_token(tokens: list[int]) -> None:
+def test_invalid_tokens(tokens: list[int]) -> None:
     with pytest.raises(ValueError, match="not an unsigned 32-bit number"):
         block_hashes(tokens, 16)
 

@@ -1,4 +1,4 @@
-"""Random requests: an attempt is always pending or about to be due; it is asked again when it must be, not too often."""
+"""Random requests with retries: an attempt is always pending or due soon, and the number of attempts is bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_steps() -> None:
         assert slow <= max(4.0, r.left / SLOW_AFTER).__ceil__().bit_length(), seed
 
 
-def test_nobody_serves() -> None:
+def test_no_node_serves() -> None:
     for left, nobody in (10.0, 2.0), (1.0, 0.5):
         r = Retry(left, 2.0, False)
         now = 0.0
@@ -53,7 +53,7 @@ def test_once() -> None:
     r.late(r.at, False)
     assert r.at < r.left and not r.over(r.at)
     for why, unsent in (ABSENT, False), (LOST, True):
-        r.failed(0.001, why, unsent)  # it has reached nobody
+        r.failed(0.001, why, unsent)  # no node received the attempt
         assert not r.over(0.001)
         r.sends(0.001)
     r.failed(0.001, LOST)

@@ -1,4 +1,4 @@
-{{/* Refuses values with which more than gateways could choose workers over gRPC. */}}
+{{/* Rejects values that permit other clients than gateways to choose workers over gRPC. */}}
 {{- define "kvatlas.checkGRPC" -}}
 {{- $grpc := .Values.grpc }}
 {{- if and (or $grpc.insecure $grpc.clientCASecret) (not $grpc.enabled) }}
@@ -9,11 +9,11 @@
 {{- end }}
 {{- if $grpc.insecure }}
 {{- if not .Values.networkPolicy.enabled }}
-{{- fail "grpc.insecure needs networkPolicy.enabled: without a policy each pod could choose workers" }}
+{{- fail "grpc.insecure needs networkPolicy.enabled: without a policy, every pod can choose workers" }}
 {{- end }}
 {{- range .Values.networkPolicy.grpcFrom }}
 {{- if not (or .podSelector .ipBlock) }}
-{{- fail "grpc.insecure needs a podSelector or an ipBlock in each peer of networkPolicy.grpcFrom: a namespaceSelector alone lets each pod of the namespace choose workers" }}
+{{- fail "grpc.insecure needs a podSelector or an ipBlock in every peer of networkPolicy.grpcFrom: a namespaceSelector alone admits all pods of the namespace" }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,11 +1,11 @@
-{{/* The beginning of all names: the release's name, with kvatlas in it. */}}
+{{/* Prefix of all names: the name of the release, with kvatlas in the name. */}}
 {{- define "kvatlas.fullname" -}}
 {{- if contains "kvatlas" .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- else -}}{{ printf "%s-kvatlas" .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of an object; called with the context and the component's name. */}}
+{{/* Labels of an object. The arguments are the context and the name of the component. */}}
 {{- define "kvatlas.labels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ index . 1 }}
@@ -14,7 +14,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- end -}}
 
-{{/* Where clients reach NATS. */}}
+{{/* URL of NATS for clients. */}}
 {{- define "kvatlas.natsURL" -}}
 {{- if eq .Values.nats.mode "external" -}}{{ required "nats.mode external needs nats.url" .Values.nats.url }}
 {{- else if eq .Values.nats.mode "embedded" -}}nats://{{ include "kvatlas.fullname" . }}-indexer-nodes:4222
@@ -43,16 +43,16 @@ readOnlyRootFilesystem: true
 capabilities: {drop: ["ALL"]}
 {{- end -}}
 
-{{/* Egress rules of a NetworkPolicy: names. */}}
+{{/* Egress rules of a NetworkPolicy: DNS. */}}
 {{- define "kvatlas.egressToDNS" -}}
-- to: # names
+- to: # DNS
     {{- toYaml .Values.networkPolicy.dns | nindent 4 }}
   ports:
     - {port: 53, protocol: UDP}
     - {port: 53, protocol: TCP}
 {{- end -}}
 
-{{/* Egress rules of a NetworkPolicy: NATS servers, none where the server is in the indexer itself. */}}
+{{/* Egress rules of a NetworkPolicy: NATS servers. The mode embedded has no rule. */}}
 {{- define "kvatlas.egressToNATS" -}}
 {{- if eq .Values.nats.mode "cluster" -}}
 - to:
@@ -61,7 +61,7 @@ capabilities: {drop: ["ALL"]}
   ports:
     - {port: 4222, protocol: TCP}
 {{- else if eq .Values.nats.mode "external" -}}
-- to: # NATS servers of others
+- to: # external NATS servers
     {{- toYaml .Values.networkPolicy.externalNATS | nindent 4 }}
   ports:
     {{- $ports := list }}
@@ -75,16 +75,17 @@ capabilities: {drop: ["ALL"]}
 {{- end -}}
 
 {{/*
-The shim of an engine, as a native sidecar of the engine's pod. Arguments: the context of this chart, and the settings.
+The shim of an engine, as a native sidecar in the pod of the engine. The arguments are the context of the chart and the
+settings.
 
   initContainers:
     - {{- include "kvatlas.shim" (list . (dict "model" "llama" "blockSize" 16 "nkeySecret" "kvatlas-shims"
           "servingEndpoint" "http://$(POD_IP):8000" "extraArgs" (list "--ranks=2"))) | nindent 6 }}
       restartPolicy: Always
 
-Further settings: endpoint and replay (where the engine publishes events), pool (the name of the pool that shares a key).
-The pod needs the label kvatlas.io/client: "true". With nkeySecret it needs the volume `keys`, of which the container
-mounts one file: POD.nk, or POOL.nk.
+Further settings are endpoint (of the engine's events), replay (of the engine's replays), and pool (the name of the key
+pool). The pod needs the label kvatlas.io/client: "true". With nkeySecret, the pod also needs the volume `keys`. The
+container mounts a single file of the volume: POD.nk, or POOL.nk.
 */}}
 {{- define "kvatlas.shim" -}}
 {{- $root := index . 0 -}}
@@ -133,7 +134,7 @@ securityContext:
 {{- if or $engine.nkeySecret $ca }}
 volumeMounts:
   {{- if $engine.nkeySecret }}
-  # one file of the secret: the key of this pod{{ with $engine.pool }}'s pool{{ end }}
+  # a single file of the secret: the key of the pod{{ with $engine.pool }}'s pool{{ end }}
   - {name: keys, mountPath: /etc/kvatlas/shim.nk, subPathExpr: {{ $engine.pool | default "$(POD_NAME)" }}.nk, readOnly: true}
   {{- end }}
   {{- if $ca }}
