@@ -151,15 +151,23 @@ func (s *sim) check(t *testing.T) {
 // TestDeterminism checks that a configuration always gives the same run, and another seed another run.
 func TestDeterminism(t *testing.T) {
 	testkit.Sequential(t)
+	workload := func(seed uint64) Workload { return Capacity73(seed, 64, []float64{20}) }
+	if !testkit.Whole {
+		workload = func(seed uint64) Workload {
+			rng := rand.New(rand.NewPCG(seed, 4))
+			w := randomWorkload(rng, small(rng), 500)
+			w.Workers = 3
+			return w
+		}
+	}
 	for _, arm := range slices.Concat(Arms, Rivals) {
-		w := Capacity73(3, 64, []float64{20})
-		c := config(w, arm, 3)
+		c := config(workload(3), arm, 3)
 		c.Disturb = Disturbances
 		a, b := simulate(t, c), simulate(t, c)
 		if !reflect.DeepEqual(a, b) {
 			t.Errorf("%s: %+v and then %+v", arm, a, b)
 		}
-		c.Workload, c.Seed = Capacity73(4, 64, []float64{20}), 4
+		c.Workload, c.Seed = workload(4), 4
 		if d := simulate(t, c); reflect.DeepEqual(a, d) {
 			t.Errorf("%s: another seed changes nothing", arm)
 		}
@@ -170,7 +178,11 @@ func TestDeterminism(t *testing.T) {
 func TestCapacity73(t *testing.T) {
 	testkit.Sequential(t)
 	w := Capacity73(1, 64, nil)
-	rep, err := Compare(t.Context(), Options{Workloads: []Workload{w}, Arms: Arms, Routers: []int{1, 4}, Seed: 1,
+	arms := Arms
+	if !testkit.Whole { // the arms that are compared below
+		arms = []Arm{ArmRandom, ArmLeastLoad, ArmApproxTTL, ArmApproxLRU, ArmExactRestart, ArmExactShared, ArmOracle}
+	}
+	rep, err := Compare(t.Context(), Options{Workloads: []Workload{w}, Arms: arms, Routers: []int{1, 4}, Seed: 1,
 		Routing: config(w, ArmOracle, 1).Routing, TableTokens: -1, TableDepth: -1})
 	if err != nil {
 		t.Fatal(err)
