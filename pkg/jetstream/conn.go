@@ -190,6 +190,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.MaxPingsOutstanding(2),
 		nats.ReconnectBufSize(-1), // no buffer: a message sent later would have an unknown result
 		nats.Timeout(o.ConnectTimeout),
+		nats.SetCustomDialer(dialer{o.ConnectTimeout}), nats.SkipHostLookup(),
 		nats.CustomInboxPrefix(o.InboxPrefix),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
 		nats.ReconnectHandler(func(nc *nats.Conn) { c.options.Reconnected(natsurl.Shown(nc.ConnectedUrl())) }),
