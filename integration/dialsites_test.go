@@ -22,6 +22,7 @@ var dialSites = map[string]string{
 	"pkg/client/http.go":                      "the indexer, of a program that uses the client",
 	"internal/ingest/sharedstore/mooncake.go": "MooncakeConfig.Dial makes the connections",
 	"pkg/jetstream/conn.go":                   "NATS, of a flag",
+	"pkg/jetstream/dialer.go":                 "the same",
 	"internal/serve/remote/http.go":           "the indexer itself, of a flag",
 	"internal/operate/upkeep/probe.go":        "the indexer itself, of a flag",
 	"internal/operate/upkeep/lameduck.go":     "the NATS server of the same container, of a flag",
