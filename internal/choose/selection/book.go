@@ -183,13 +183,13 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	return list, nil
 }
 
-// notBooked converts an error of the load table for clients; nil stays nil.
+// notBooked converts an error of the load table for clients; nil stays nil. The end of the context while the call waits
+// for a booking is no fault of the node, so a client may repeat the call.
 func notBooked(err error) error {
-	if err == nil {
-		return nil
-	}
-	code := api.CodeInternal
+	var code api.Code
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, load.ErrConflict):
 		code = api.CodeConflict
 	case errors.Is(err, load.ErrUnknown):
@@ -198,6 +198,8 @@ func notBooked(err error) error {
 		code = api.CodeBusy
 	case errors.Is(err, load.ErrInvalid):
 		code = api.CodeMalformed
+	default:
+		return api.AsError(err)
 	}
 	return api.Errorf(code, "%v", err)
 }
