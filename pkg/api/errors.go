@@ -33,7 +33,7 @@ const (
 	CodeTooLarge          Code = "too_large"           // request less
 	CodeBusy              Code = "busy"                // retry later, or use another node
 	CodeNotReady          Code = "not_ready"           // the node is restoring or catching up
-	CodeBehind            Code = "behind"              // min_seq was not reached before the deadline
+	CodeBehind            Code = "behind"              // the deadline passed, such as before min_seq was reached
 	CodeUnknownOperation  Code = "unknown_operation"   // no such subject or path
 	CodeUnavailable       Code = "unavailable"         // NATS or the storage of NATS does not answer
 	CodeUnauthorized      Code = "unauthorized"        // add the token

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"net"
 	"testing"
 	"time"
@@ -35,6 +36,33 @@ func TestCloseDuringALookup(t *testing.T) { // not parallel: it replaces the res
 	c.Close()
 }
 
+// TestSlowLookup: a dial that gives up does not end the lookup. A later dial joins the lookup and connects, so a resolver
+// that needs longer than a dial may wait is no obstacle.
+func TestSlowLookup(t *testing.T) { // not parallel: it replaces the resolver of the process
+	answer, asked := make(chan struct{}), make(chan struct{}, 100)
+	defer func(was *net.Resolver) { net.DefaultResolver = was }(net.DefaultResolver)
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		asked <- struct{}{}
+		<-answer
+		return nil, net.ErrClosed
+	}}
+	if _, err := (dialer{10 * time.Millisecond}).lookup("slow.example"); err == nil {
+		t.Fatal("a lookup without an answer has a result")
+	}
+	<-asked
+	queries := len(asked) // A and AAAA
+	done := make(chan error, 1)
+	go func() {
+		_, err := (dialer{time.Minute}).lookup("slow.example")
+		done <- err
+	}()
+	close(answer)
+	dns, is := errors.AsType[*net.DNSError](<-done)
+	if !is || dns.IsTimeout || queries > 2 {
+		t.Errorf("%v after %d queries, want the result of the first lookup", dns, queries)
+	}
+}
+
 // TestDialerTriesAllAddresses: a name with a dead and a live address leads to the live one.
 func TestDialerTriesAllAddresses(t *testing.T) {
 	t.Parallel()
@@ -53,6 +81,9 @@ func TestDialerTriesAllAddresses(t *testing.T) {
 	}
 	if _, err := (dialer{time.Minute}).Dial("tcp", loopback.Reserve(t)); err == nil {
 		t.Error("a port without a listener has a connection")
+	}
+	if addrs, err := (dialer{time.Minute}).lookup("fe80::1%lo"); err != nil || addrs[0].String() != "fe80::1%lo" {
+		t.Errorf("an address with a zone: %v, %v", addrs, err)
 	}
 	if _, err := (dialer{time.Minute}).Dial("tcp", "127.0.0.1"); err == nil {
 		t.Error("an address without a port has a connection")

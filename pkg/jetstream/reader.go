@@ -112,7 +112,7 @@ type ReaderConfig struct {
 	Traced bool // read Message.Trace
 
 	// MaxBytes limits one fetch from the log, together with maxMessages. Defaults: 8 MiB, at least the largest message,
-	// and fetchMessages. A reader holds at most three times as much: the delivery, the next messages, and the messages on
+	// and 2,000 messages. A reader holds at most three times as much: the delivery, the next messages, and the messages on
 	// the way.
 	MaxBytes    int
 	maxMessages int

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nuid"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/base/rpc"
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
@@ -27,7 +28,7 @@ type Reply struct {
 // ServiceError is an answer of a failed request. The body, if any, is in [Reply.Body] as for a success.
 type ServiceError = rpc.ServiceError
 
-// Request sends one request and waits for one answer until the context ends. A context without a deadline gets 5 s. The
+// Request sends one request and waits for one answer until the context ends. A context without a deadline gets [ops.Deadline]. The
 // request carries the remaining time, so the service stops with the caller.
 //
 // Errors: [*ServiceError] from the service (with the reply), [ErrNoResponder] at once without a service, [ErrTimeout]
@@ -36,7 +37,7 @@ func (c *Conn) Request(ctx context.Context, subject, contentType string, body []
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 5*time.Second)
+		ctx, cancel = context.WithTimeout(ctx, ops.Deadline)
 		defer cancel()
 		deadline, _ = ctx.Deadline()
 	}

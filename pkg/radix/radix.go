@@ -32,10 +32,9 @@ type Config struct {
 	// events of any age.
 	PendingFor events.Millis
 
-	// MaxTombstones is the number of latest removals that are remembered with their place (default 512; negative: none). A
-	// child of a
-	// removed parent is then placed. All removals of an Apply are remembered until its end. A tombstone costs 28 bytes,
-	// and keeps the path to its place in memory.
+	// MaxTombstones is the number of latest removals that are remembered with their place (default 512; negative: none).
+	// A child of a removed parent is then placed. All removals of an Apply are remembered until its end. A tombstone
+	// costs 28 bytes, and keeps the path to its place in memory.
 	MaxTombstones int
 
 	// TombstoneFor is the age at which a tombstone is deleted (default 60,000 ms).

@@ -32,7 +32,7 @@ const (
 	maxReply           = 64 << 10
 )
 
-// firstRetry is the longest pause before the first retry.
+// firstRetry is the longest pause before the first retry, unless the receiver requests a longer one.
 var firstRetry = 5 * time.Second
 
 // sender sends spans in OTLP over HTTP. It replaces otlptracehttp of OpenTelemetry, which links gRPC and its gateway:

@@ -514,6 +514,9 @@ func (r *runner) lookIntoLog(ctx context.Context) {
 
 // giveFlushed passes the result of a flight or of a read of the log to the loop.
 func (r *runner) giveFlushed(ctx context.Context, f flushed) {
+	if ctx.Err() != nil { // the content of the log is unknown
+		return
+	}
 	if f.outcome != flightStored {
 		f.last = f.present.Seq
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvatlas/kvatlas/internal/base/ops"
 	"github.com/kvatlas/kvatlas/internal/serve/cli"
 	"github.com/kvatlas/kvatlas/pkg/api"
 	"github.com/kvatlas/kvatlas/pkg/client"
@@ -50,7 +51,7 @@ func StoreFlags(cmd *cobra.Command) *Target {
 func newTarget(cmd *cobra.Command) *Target {
 	t := &Target{NATS: cli.NATSFlags(cmd.Flags(), false), flags: cmd.Flags()}
 	cmd.Flags().StringVar(&t.Namespace, "namespace", "default", "name of the deployment; several may share NATS servers")
-	cmd.Flags().DurationVar(&t.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
+	cmd.Flags().DurationVar(&t.Timeout, "timeout", ops.Deadline, "how long to wait for the answer")
 	if cmd.Args == nil {
 		cmd.Args = cobra.NoArgs
 	}

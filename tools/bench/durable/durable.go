@@ -120,7 +120,7 @@ type worker struct {
 	held    []events.BlockHash
 }
 
-// Reset and Decode implement the decoder of the worker's own shim.
+// decode returns the event of the next message, for [shim.Whole].
 func (w *worker) decode([]byte) (events.Message, error) {
 	return events.Message{Events: w.said.Cut()}, nil
 }
