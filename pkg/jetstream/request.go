@@ -28,8 +28,8 @@ type Reply struct {
 // ServiceError is an answer of a failed request. The body, if any, is in [Reply.Body] as for a success.
 type ServiceError = rpc.ServiceError
 
-// Request sends one request and waits for one answer until the context ends. A context without a deadline gets [ops.Deadline]. The
-// request carries the remaining time, so the service stops with the caller.
+// Request sends one request and waits for one answer until the context ends. A context without a deadline gets
+// [ops.Deadline]. The request carries the remaining time, so the service stops with the caller.
 //
 // Errors: [*ServiceError] from the service (with the reply), [ErrNoResponder] at once without a service, [ErrTimeout]
 // after the deadline, [ErrUnavailable] without a connection, [ErrTooLarge], [ErrDenied].
