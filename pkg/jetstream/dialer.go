@@ -9,7 +9,8 @@ import (
 )
 
 // dialer dials NATS servers. nats.go holds its lock during a dial, so calls such as Close wait for the dial. dialer
-// therefore bounds the wait for the lookup of a name too, which nats.go does not. The wait and the dial have timeout each.
+// therefore bounds the wait for the lookup of a name too, which nats.go does not. The wait and the dial have timeout
+// each.
 type dialer struct{ timeout time.Duration }
 
 // lookupFor is the longest time of a lookup. It is longer than the wait of a dial: a resolver with a dead name server

@@ -36,8 +36,8 @@ func TestCloseDuringALookup(t *testing.T) { // not parallel: it replaces the res
 	c.Close()
 }
 
-// TestSlowLookup: a dial that gives up does not end the lookup. A later dial joins the lookup and connects, so a resolver
-// that needs longer than a dial may wait is no obstacle.
+// TestSlowLookup: a dial that gives up does not end the lookup. A later dial joins the lookup and connects, so a
+// resolver that needs longer than a dial may wait is no obstacle.
 func TestSlowLookup(t *testing.T) { // not parallel: it replaces the resolver of the process
 	answer, asked := make(chan struct{}), make(chan struct{}, 100)
 	defer func(was *net.Resolver) { net.DefaultResolver = was }(net.DefaultResolver)

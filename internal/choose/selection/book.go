@@ -183,8 +183,8 @@ func (s *Service) PotentialLoads(ctx context.Context, r *api.PotentialRequest) (
 	return list, nil
 }
 
-// notBooked converts an error of the load table for clients; nil stays nil. A call that waits for a booking may end with
-// its context: the code is then unavailable, which a client repeats, or behind after a deadline.
+// notBooked converts an error of the load table for clients; nil stays nil. A call that waits for a booking may end
+// with its context: the code is then unavailable, which a client repeats, or behind after a deadline.
 func notBooked(err error) error {
 	var code api.Code
 	switch {
