@@ -383,8 +383,8 @@ func marshalJSON(v any) ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// Unmarshal decodes data of a content type into v. It ignores unknown fields, so that nodes of different versions, and
-// older clients with newer nodes, understand each other. An error is an *Error with the position of the fault.
+// Unmarshal decodes data of a content type into v. It ignores unknown fields, so nodes and clients of different
+// versions are compatible. An error is an *Error with the position of the fault.
 func Unmarshal(contentType string, data []byte, v any) error {
 	if q, query := v.(*Query); query {
 		return Handler{IgnoreUnknown: true}.readQuery(contentType, data, q)

@@ -68,7 +68,7 @@ func (s *consumer) open(ctx context.Context, epoch Epoch, cfg jetstream.Consumer
 	forget func(), err error) {
 	cfg.Name = "kvatlas-" + nuid.Next()
 	cfg.AckPolicy = jetstream.AckNonePolicy
-	cfg.InactiveThreshold = 30 * time.Second // after which the server removes it without a call of forget
+	cfg.InactiveThreshold = 30 * time.Second // then the server removes the consumer, also without forget
 	cfg.Replicas, cfg.MemoryStorage = 1, true
 	verb := s.stream + "." + cfg.Name
 	if cfg.FilterSubject != "" {

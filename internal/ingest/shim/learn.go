@@ -16,7 +16,7 @@ import (
 // its queue is full. So the conversation ends at the cursor, and a new conversation begins at a missing message. The
 // decoder of this conversation also reads the recorded later messages, and the machine then uses the decoder's state.
 
-// learning is the state of this process. Its methods accept nil, which means that nothing is left to learn.
+// learning is the state of this process. A nil learning has nothing left to learn; the methods accept it.
 type learning struct {
 	learner Decoder
 	cursor  events.Cursor // the last message to learn from

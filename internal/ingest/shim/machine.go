@@ -306,7 +306,7 @@ type Ready struct {
 	// SnapshotFailed.
 	Snapshot bool
 
-	// Learn, if known, starts learning up to the cursor. The result is Learned.
+	// Learn starts learning up to a known cursor. The result is Learned.
 	Learn events.Cursor
 }
 
