@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -58,6 +59,8 @@ type ConnOptions struct {
 
 	ConnectTimeout time.Duration // for one attempt to connect; default 3 s
 	AttemptTimeout time.Duration // time of one request to the JetStream API before it is repeated; default 2 s
+
+	resolver *net.Resolver // of the servers' names; nil is [net.DefaultResolver]
 
 	// Patience is the longest time to repeat a call while JetStream is unavailable. The call then returns that error.
 	// Default: until the context ends.
@@ -190,7 +193,7 @@ func (c *Conn) natsOptions(o ConnOptions) ([]nats.Option, error) {
 		nats.MaxPingsOutstanding(2),
 		nats.ReconnectBufSize(-1), // no buffer: a message sent later would have an unknown result
 		nats.Timeout(o.ConnectTimeout),
-		nats.SetCustomDialer(dialer{o.ConnectTimeout}), nats.SkipHostLookup(),
+		nats.SetCustomDialer(dialer{o.ConnectTimeout, o.resolver}), nats.SkipHostLookup(),
 		nats.CustomInboxPrefix(o.InboxPrefix),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.disconnected(err) }),
 		nats.ReconnectHandler(func(nc *nats.Conn) { c.options.Reconnected(natsurl.Shown(nc.ConnectedUrl())) }),

@@ -11,7 +11,10 @@ import (
 // dialer dials NATS servers. nats.go holds its lock during a dial, so calls such as Close wait for the dial. dialer
 // therefore bounds the wait for the lookup of a name too, which nats.go does not. The wait and the dial have timeout
 // each.
-type dialer struct{ timeout time.Duration }
+type dialer struct {
+	timeout  time.Duration
+	resolver *net.Resolver // of names; nil is [net.DefaultResolver]
+}
 
 // lookupFor is the longest time of a lookup. It is longer than the wait of a dial: a resolver with a dead name server
 // needs five seconds and more. The next dial joins the running lookup.
@@ -49,7 +52,7 @@ func (d dialer) lookup(host string) ([]net.IPAddr, error) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), lookupFor)
 		defer cancel()
-		addrs, err := net.DefaultResolver.LookupIPAddr(ctx, host) // joins a lookup of the same name
+		addrs, err := d.resolver.LookupIPAddr(ctx, host) // joins a lookup of the same name
 		if err == nil && len(addrs) == 0 {
 			err = &net.DNSError{Err: "the name has no address", Name: host, IsNotFound: true}
 		}
