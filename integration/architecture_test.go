@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -255,13 +254,7 @@ func TestShimIsSmall(t *testing.T) {
 			}
 		}
 	}
-	program := filepath.Join(t.TempDir(), "worker-shim")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "../cmd/worker-shim")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	info, err := os.Stat(program)
+	info, err := os.Stat(harness.Program(t, "worker-shim"))
 	if err != nil {
 		t.Fatal(err)
 	}

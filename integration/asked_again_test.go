@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvatlas/kvatlas/integration/harness"
 	"github.com/kvatlas/kvatlas/internal/testkit"
@@ -153,21 +152,20 @@ func TestAskedAgain(t *testing.T) {
 	settled("b", "c")
 
 	// The NATS server restarts during queries of clients.
-	var stop atomic.Bool
+	restarting, stop := context.WithCancel(ctx)
 	var asked atomic.Int64
 	for range 4 {
 		asking.Go(func() {
-			for !stop.Load() {
+			harness.Load(restarting, func(int) {
 				whole, err := find()
 				if err != nil {
 					t.Errorf("the NATS server restarts: %v", err)
-					return
+					stop()
 				}
 				if asked.Add(1); !whole {
 					partial.Add(1)
 				}
-				time.Sleep(time.Millisecond)
-			}
+			})
 		})
 	}
 	more := func() {
@@ -180,7 +178,7 @@ func TestAskedAgain(t *testing.T) {
 		server = nats()
 	}
 	more()
-	stop.Store(true)
+	stop()
 	asking.Wait()
 	t.Logf("%d queries during two restarts of the NATS server, %d answered in part; retries: %v",
 		asked.Load(), partial.Load(), again)

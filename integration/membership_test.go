@@ -31,7 +31,7 @@ func TestMembership(t *testing.T) {
 	c.WaitFor(`msg=ready`)
 
 	engine := harness.Start(t, "worker-shim", "simulate", "--endpoint", "tcp://127.0.0.1:0", "--replay",
-		"tcp://127.0.0.1:0", "--rate", "200", "--block-size", "16")
+		"tcp://127.0.0.1:0", "--rate", "50", "--block-size", "16")
 	at := engine.WaitFor(`endpoint=(\S+) replay=(\S+)`)
 	harness.Start(t, "worker-shim", "run", "--nats", nats, "--engine", at[1], "--replay", at[2], "--worker", "w1",
 		"--model", "m", "--block-size", "16")

@@ -99,16 +99,14 @@ func TestMigrationToAccounts(t *testing.T) {
 	asked, failed := make([]int, 4), make([]error, 4)
 	for i := range asked {
 		all.Go(func() {
-			pace := time.NewTicker(5 * time.Millisecond) // else the queries use the whole machine
-			defer pace.Stop()
-			for ; ctx.Err() == nil; <-pace.C {
+			harness.Load(ctx, func(int) {
 				within, cancel := context.WithTimeout(t.Context(), harness.Patience)
 				if _, err := depth(within, i%workers, 1); err != nil {
 					failed[i] = err
 				}
 				cancel()
 				asked[i]++
-			}
+			})
 		})
 	}
 	blocks := make([]atomic.Int64, workers)

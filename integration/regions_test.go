@@ -183,7 +183,7 @@ func TestRegions(t *testing.T) {
 	w := startRegions(t, ctx)
 	a, b, c := w.all[0], w.all[1], w.all[2]
 	w.serve(t, 300)
-	sample := append([][]uint32{harness.Tokens(1<<21, 40*harness.BlockSize)}, w.served[:120]...)
+	sample := append([][]uint32{harness.Tokens(1<<21, 40*harness.BlockSize)}, w.served[:60]...)
 	w.await(t, "each node reports the prefixes of all regions", sample)
 	w.measure(t)
 
@@ -300,8 +300,8 @@ func (w *regionsWorld) measure(t *testing.T) {
 	}
 }
 
-// load asks all nodes and serves prompts on the engines of a until the returned function is called. Local answers may
-// not fail.
+// load asks all nodes and serves prompts on the engines of a, each 100 times a second, until the returned function is
+// called. Local answers may not fail.
 func (w *regionsWorld) load(t *testing.T) (stop func(), failed *atomic.Uint64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(w.ctx)
@@ -310,23 +310,23 @@ func (w *regionsWorld) load(t *testing.T) (stop func(), failed *atomic.Uint64) {
 	for _, r := range w.all {
 		for _, ask := range r.asks {
 			all.Go(func() {
-				for i := 0; ctx.Err() == nil; i++ {
+				harness.Load(ctx, func(i int) {
 					a, err := ask.Find(ctx, &api.Query{Model: "m", Tokens: w.served[i%100], Diagnostic: true})
 					if ctx.Err() == nil && (err != nil || !a.Complete) {
 						failed.Add(1)
 					}
-				}
+				})
 			})
 		}
 	}
 	for i, e := range w.all[0].engines {
 		all.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(i), 3))
-			for ctx.Err() == nil {
+			harness.Load(ctx, func(int) {
 				if _, err := e.Serve(harness.Tokens(rng.IntN(1<<20), 8*harness.BlockSize), nil); err != nil {
 					failed.Add(1)
 				}
-			}
+			})
 		})
 	}
 	return func() { cancel(); all.Wait() }, failed

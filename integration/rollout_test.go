@@ -152,11 +152,11 @@ func (r *rollout) gone(name string) {
 	}
 }
 
-// TestRollout replaces eight pods, four times, during requests to three nodes. The processes of a pod end in four
+// TestRollout replaces four pods, four times, during requests to three nodes. The processes of a pod end in four
 // orders. No lease may expire meanwhile. The pods of the last order get successors at the same addresses.
 func TestRollout(t *testing.T) {
 	t.Parallel()
-	const pods, ends = 8, 2 // ends is the number of simultaneous ends
+	const pods, ends = 4, 2 // ends is the number of simultaneous ends
 	r := &rollout{T: t, nats: harness.StartNATS(t), dead: map[string]time.Time{}}
 	var nodes []*harness.Process
 	for i := range 3 {
@@ -185,15 +185,13 @@ func TestRollout(t *testing.T) {
 	for i := range 4 {
 		load.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(i), 1))
-			pace := time.NewTicker(5 * time.Millisecond) // else the requests use the whole machine
-			defer pace.Stop()
-			for ; ctx.Err() == nil; <-pace.C {
+			harness.Load(ctx, func(int) {
 				prompt := harness.Tokens(random.IntN(40)*1000, 16*(2+random.IntN(6)))
 				if err := r.request(ctx, r.nodes[random.IntN(len(r.nodes))], prompt); err != nil && ctx.Err() == nil {
 					t.Error(err)
-					return
+					cancel()
 				}
-			}
+			})
 		})
 	}
 

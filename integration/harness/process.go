@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,19 +97,11 @@ func buildPrograms(dir string) error {
 	if err != nil {
 		return err
 	}
-	cache, err := os.UserCacheDir()
+	shared, unlock, err := lockPrograms(fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:16])
 	if err != nil {
 		return err
 	}
-	shared := filepath.Join(cache, "kvatlas", "programs", fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:16])
-	if err := os.MkdirAll(shared, 0o755); err != nil {
-		return err
-	}
-	lock, err := lockFile(filepath.Join(shared, "lock"))
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
+	defer unlock()
 	bin := filepath.Join(shared, "bin")
 	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin+"/", Module+"cmd/indexer",
 		Module+"cmd/worker-shim", "github.com/nats-io/nats-server/v2").CombinedOutput()
@@ -118,17 +111,26 @@ func buildPrograms(dir string) error {
 	return linkFiles(bin, dir)
 }
 
-// lockFile opens a file with an exclusive lock, which ends with Close or with the process.
-func lockFile(name string) (*os.File, error) {
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+// lockPrograms makes a folder for programs in the cache of the user, and locks the folder until unlock is called.
+func lockPrograms(name string) (dir string, unlock func(), err error) {
+	cache, err := os.UserCacheDir()
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", name, err)
+	dir = filepath.Join(cache, "kvatlas", "programs", name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", nil, err
 	}
-	return f, nil
+	name = filepath.Join(dir, "lock")
+	lock, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		lock.Close()
+		return "", nil, fmt.Errorf("lock %s: %w", name, err)
+	}
+	return dir, func() { lock.Close() }, nil // the lock ends with the file
 }
 
 // linkFiles makes hard links to all files of a folder, or copies on another file system.
@@ -171,46 +173,63 @@ var before struct {
 	err error
 }
 
-// Before returns the path of a program of the previous version, built from the repository's history.
+// Before returns the path of a program of the previous version, built from the repository's history. The programs stay
+// in the cache of the user.
 func Before(t testing.TB, name string) string {
 	t.Helper()
-	Program(t, "indexer") // makes the folder
-	before.Do(func() {
-		before.dir = filepath.Join(programs.dir, "before")
-		before.err = buildBefore(before.dir)
-	})
+	before.Do(func() { before.dir, before.err = buildBefore() })
 	if before.err != nil {
 		t.Fatal(before.err)
 	}
 	return filepath.Join(before.dir, name)
 }
 
-func buildBefore(dir string) error {
+// buildBefore returns the folder of the programs. A temporary folder gets its name after the build, so the programs are
+// complete.
+func buildBefore() (bin string, err error) {
 	root, err := moduleRoot()
 	if err != nil {
-		return err
+		return "", err
 	}
+	shared, unlock, err := lockPrograms("before-" + beforeCommit[:16] + "-" + runtime.Version())
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if bin = filepath.Join(shared, "bin"); isFolder(bin) {
+		return bin, nil
+	}
+	dir, err := os.MkdirTemp(shared, "build-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
 	source := filepath.Join(dir, "source")
-	if err := os.MkdirAll(source, 0o700); err != nil {
-		return err
+	if err := os.Mkdir(source, 0o700); err != nil {
+		return "", err
 	}
 	if out, err := exec.Command("git", "-C", root, "cat-file", "-e", beforeCommit+
 		"^{commit}").CombinedOutput(); err != nil {
-		return fmt.Errorf(
+		return "", fmt.Errorf(
 			"this clone lacks the commit of the previous version, %s; fetch the whole history with git fetch --unshallow: %w: %s",
 			beforeCommit, err, out)
 	}
-	archive := filepath.Join(dir, "source.tar")
+	archive, built := filepath.Join(dir, "source.tar"), filepath.Join(dir, "bin")
 	for _, c := range [][]string{
 		{"git", "-C", root, "archive", "-o", archive, beforeCommit},
 		{"tar", "-x", "-f", archive, "-C", source},
-		{"go", "build", "-C", source, "-trimpath", "-o", dir + "/", "./cmd/indexer", "./cmd/worker-shim"},
+		{"go", "build", "-C", source, "-trimpath", "-o", built + "/", "./cmd/indexer", "./cmd/worker-shim"},
 	} {
 		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, out)
+			return "", fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, out)
 		}
 	}
-	return nil
+	return bin, os.Rename(built, bin)
+}
+
+func isFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // dependOnSources reads all source folders of the programs. go test caches a result while the files opened by the test

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/kvatlas/kvatlas/internal/testkit"
 )
@@ -20,4 +21,18 @@ func Context(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*Patience)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// Load calls f with 0, 1, 2 and so on, at most 100 times a second, until the context ends. The pauses leave the processor
+// to the tested programs.
+func Load(ctx context.Context, f func(i int)) {
+	pace := time.NewTicker(10 * time.Millisecond)
+	defer pace.Stop()
+	for i := 0; ctx.Err() == nil; i++ {
+		f(i)
+		select {
+		case <-pace.C:
+		case <-ctx.Done():
+		}
+	}
 }

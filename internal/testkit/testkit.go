@@ -12,9 +12,9 @@ import (
 const Patience = 4 * time.Minute
 
 // Eventually waits until a condition holds, and fails the test after [Patience]. A condition may also return a
-// description of the state; the failure prints the last description. The pauses between checks grow to 50 ms and to the
-// duration of a check, so that conditions that run programs use less of the processor. Eventually must run in the
-// goroutine of the test.
+// description of the state; the failure prints the last description. The pauses between checks grow to 50 ms and three
+// times the duration of a check, so that conditions that run programs use less of the processor. Eventually must run in
+// the goroutine of the test.
 func Eventually[C func() bool | func() (bool, string)](t testing.TB, what string, condition C) {
 	t.Helper()
 	holds, seen := false, ""
@@ -29,7 +29,7 @@ func Eventually[C func() bool | func() (bool, string)](t testing.TB, what string
 	}
 	deadline := time.Now().Add(Patience)
 	for pause, begun := time.Millisecond, time.Now(); !check(); pause, begun = 2*pause, time.Now() {
-		took := time.Since(begun)
+		took := 3 * time.Since(begun)
 		if pause = min(max(pause, took), 50*time.Millisecond+took); time.Now().After(deadline) {
 			if seen != "" {
 				seen = "; last seen: " + seen
