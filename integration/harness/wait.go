@@ -23,8 +23,8 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Load calls f with 0, 1, 2 and so on, at most 100 times a second, until the context ends. The pauses leave the processor
-// to the tested programs.
+// Load calls f with 0, 1, 2 and so on, at most 100 times a second, until the context ends. The pauses leave the
+// processor to the tested programs.
 func Load(ctx context.Context, f func(i int)) {
 	pace := time.NewTicker(10 * time.Millisecond)
 	defer pace.Stop()
