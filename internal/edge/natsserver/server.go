@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -235,8 +236,8 @@ func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, err
 	unhealthy, warn := "", time.After(warnAfter)
 	for {
 		if srv.ReadyForConnections(20 * time.Millisecond) {
-			health := srv.Healthz(&server.HealthzOptions{})
-			if health.StatusCode == 200 {
+			health := healthz(srv)
+			if health.StatusCode == http.StatusOK {
 				return srv, opts, nil
 			}
 			unhealthy = health.Error
@@ -313,11 +314,22 @@ func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProces
 // broken). nats-server then rejects all writes to the stream, even a purge, until a restart. More room on the disk does
 // not help. See [Server.Restart], and [Server.Supervise], which restarts the server when a restart helps.
 func (s *Server) Health() error {
-	health := s.current().Healthz(&server.HealthzOptions{})
-	if health.StatusCode == 200 {
+	health := healthz(s.current())
+	if health.StatusCode == http.StatusOK {
 		return nil
 	}
 	return fmt.Errorf("the NATS server is unhealthy: %s", health.Error)
+}
+
+// healthz checks a server. nats-server looks at its listeners for a millisecond, and reports an internal error if the
+// process was paused in that millisecond. Such a check is repeated.
+func healthz(srv *server.Server) (health *server.HealthStatus) {
+	for range 10 {
+		if health = srv.Healthz(&server.HealthzOptions{}); health.StatusCode != http.StatusInternalServerError {
+			break
+		}
+	}
+	return health
 }
 
 // Restart stops the server and starts it again with the same folder and port. Clients reconnect on their own. A restart

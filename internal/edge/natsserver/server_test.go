@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -128,6 +129,33 @@ func TestExplain(t *testing.T) {
 	}
 	if explain("Filestore [S] Stream state outdated, last block has additional entries") == nil {
 		t.Error("a recovery after a kill has no explanation")
+	}
+}
+
+// TestHealthOnABusyMachine: Health repeats a check that a busy machine interrupted. A stopped server is unhealthy.
+func TestHealthOnABusyMachine(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s, err := Start(ctx, Options{Dir: t.TempDir(), Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	var busy sync.WaitGroup
+	for range 100 {
+		busy.Go(func() {
+			for range 200 {
+				if err := s.Health(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	busy.Wait()
+	s.Stop()
+	if s.Health() == nil {
+		t.Error("the stopped server is healthy")
 	}
 }
 
