@@ -90,8 +90,8 @@ type Query struct {
 	// lists each of them as searched (Answer.Partitions) or not (Answer.Missing).
 	Partitions []events.Partition `json:"partitions,omitzero" msgpack:"partitions,omitempty"`
 
-	// MinSeq is the least position in the log for each partition that the answer must reflect, such as a position that
-	// the caller has published. The node waits for these positions until the deadline.
+	// MinSeq lists positions in the log, such as the position of an event that the caller has published. The node
+	// answers after it has applied these events, or at the deadline.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
 
 	// DeadlineMS is the longest time of the query in milliseconds, for all waits: tokens of a text, MinSeq and other

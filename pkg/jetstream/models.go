@@ -112,7 +112,7 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 	default:
 		model, err := parseModel(e.Key, e.Value)
 		if err != nil {
-			m.log.Warn("a model's record cannot be read; what was known of the model stays", "key", e.Key, "error", err,
+			m.log.Warn("a model's record cannot be read; the earlier record stays in use", "key", e.Key, "error", err,
 				"what_to_do", "restart a shim of the model, which writes it again, or indexer models remove MODEL")
 			select {
 			case m.bad <- *e:
@@ -126,7 +126,7 @@ func (m *Models) see(sizes map[string]uint32, e *Entry) {
 
 func (m *Models) logLost(err error) {
 	m.log.Warn("the namespace's record is lost and cannot be written yet; it is tried again", "error", err,
-		"what_to_do", "see that NATS answers and has room; until then no node can start")
+		"what_to_do", "check that NATS answers and has free space; until then no node can start")
 }
 
 // keepRecord writes the namespace's record again after a loss.
@@ -147,7 +147,7 @@ func (m *Models) keepRecord(ctx context.Context) {
 			if err == nil {
 				if lost != nil {
 					m.log.Warn("the namespace's record was lost; it is written again", "error", lost, "what_to_do",
-						"see who but nodes may write to the bucket: indexer auth create prints what each user needs")
+						"check which other users may write to the bucket; indexer auth create prints the permissions of each user")
 				}
 				break
 			}

@@ -9,16 +9,16 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// story steps a machine by words, one line each, and writes down the results:
+// story drives a machine with lines of words, and records the results:
 //
 //	connected             the engine's socket is connected
-//	live 3 life1 +7       message 3 came live; its payload is as in [engine.publish]
-//	asks 3                a replay is due, from 3 on
+//	live 3 life1 +7       message 3 arrives live; its payload is as in [engine.publish]
+//	asks 3                a replay from message 3 on is due
 //	asks nothing          no replay is due
-//	replayed 3 life1 +7   the replay has brought message 3
+//	replayed 3 life1 +7   message 3 arrives in a replay
 //	ended                 the replay's end marker
-//	failed                the replay failed, for good
-//	again                 a shim that starts again, from what the log has
+//	failed                the replay fails, and is not repeated
+//	again                 a shim starts again from the content of the log
 type story struct {
 	*testing.T
 	m      *Machine

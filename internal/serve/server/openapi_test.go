@@ -278,7 +278,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// TestOpenAPIHasJSONNames checks that descriptions have no names of Go: of a field of two words, or nil.
+// TestOpenAPIHasJSONNames checks that no description contains nil or the Go name of a field with two words.
 func TestOpenAPIHasJSONNames(t *testing.T) {
 	names := readComments(t, "api", "events", "routing").named
 	for line := range strings.Lines(string(openAPI)) {
