@@ -150,6 +150,7 @@ func (s *sim) check(t *testing.T) {
 
 // TestDeterminism checks that a configuration always gives the same run, and another seed another run.
 func TestDeterminism(t *testing.T) {
+	t.Parallel()
 	testkit.Sequential(t)
 	workload := func(seed uint64) Workload { return Capacity73(seed, 64, []float64{20}) }
 	if !testkit.Whole {
@@ -176,6 +177,7 @@ func TestDeterminism(t *testing.T) {
 
 // TestCapacity73 checks that the arms have the published order on the published mix, and the same order of losses.
 func TestCapacity73(t *testing.T) {
+	t.Parallel()
 	testkit.Sequential(t)
 	w := Capacity73(1, 64, nil)
 	arms := Arms
