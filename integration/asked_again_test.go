@@ -161,6 +161,7 @@ func TestAskedAgain(t *testing.T) {
 				if err != nil {
 					t.Errorf("the NATS server restarts: %v", err)
 					stop()
+					return
 				}
 				if asked.Add(1); !whole {
 					partial.Add(1)

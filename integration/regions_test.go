@@ -300,8 +300,8 @@ func (w *regionsWorld) measure(t *testing.T) {
 	}
 }
 
-// load asks all nodes and serves prompts on the engines of a, each 100 times a second, until the returned function is
-// called. Local answers may not fail.
+// load asks all nodes and serves prompts on the engines of a until the returned function is called. Each node and each
+// engine has at most 100 requests a second. Local answers may not fail.
 func (w *regionsWorld) load(t *testing.T) (stop func(), failed *atomic.Uint64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(w.ctx)

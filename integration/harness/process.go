@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,10 +102,9 @@ func buildPrograms(dir string) error {
 	}
 	defer unlock()
 	bin := filepath.Join(shared, "bin")
-	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", bin+"/", Module+"cmd/indexer",
-		Module+"cmd/worker-shim", "github.com/nats-io/nats-server/v2").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("go build: %w\n%s", err, out)
+	if err := command("go", "build", "-ldflags=-s -w", "-o", bin+"/", Module+"cmd/indexer", Module+"cmd/worker-shim",
+		"github.com/nats-io/nats-server/v2"); err != nil {
+		return err
 	}
 	return linkFiles(bin, dir)
 }
@@ -121,16 +119,16 @@ func lockPrograms(name string) (dir string, unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", nil, err
 	}
-	name = filepath.Join(dir, "lock")
-	lock, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+	path := filepath.Join(dir, "lock")
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return "", nil, err
 	}
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		lock.Close()
-		return "", nil, fmt.Errorf("lock %s: %w", name, err)
+		return "", nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	return dir, func() { lock.Close() }, nil // the lock ends with the file
+	return dir, func() { lock.Close() }, nil // Close releases the lock, and so does the end of the process
 }
 
 // linkFiles makes hard links to all files of a folder, or copies on another file system.
@@ -173,63 +171,81 @@ var before struct {
 	err error
 }
 
-// Before returns the path of a program of the previous version, built from the repository's history. The programs stay
-// in the cache of the user.
+// Before returns the path of a program of the previous version, built from the repository's history.
 func Before(t testing.TB, name string) string {
 	t.Helper()
-	before.Do(func() { before.dir, before.err = buildBefore() })
+	Program(t, "indexer") // makes the folder
+	before.Do(func() {
+		before.dir = filepath.Join(programs.dir, "before")
+		before.err = buildBefore(before.dir)
+	})
 	if before.err != nil {
 		t.Fatal(before.err)
 	}
 	return filepath.Join(before.dir, name)
 }
 
-// buildBefore returns the folder of the programs. A temporary folder gets its name after the build, so the programs are
-// complete.
-func buildBefore() (bin string, err error) {
-	root, err := moduleRoot()
+// buildBefore builds the programs of the previous version like [buildPrograms]. Their sources stay in the cache of the
+// user, so the linker runs once.
+func buildBefore(dir string) error {
+	shared, unlock, err := lockPrograms("before-" + beforeCommit[:16])
 	if err != nil {
-		return "", err
-	}
-	shared, unlock, err := lockPrograms("before-" + beforeCommit[:16] + "-" + runtime.Version())
-	if err != nil {
-		return "", err
+		return err
 	}
 	defer unlock()
-	if bin = filepath.Join(shared, "bin"); isFolder(bin) {
-		return bin, nil
-	}
-	dir, err := os.MkdirTemp(shared, "build-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(dir)
-	source := filepath.Join(dir, "source")
-	if err := os.Mkdir(source, 0o700); err != nil {
-		return "", err
-	}
-	if out, err := exec.Command("git", "-C", root, "cat-file", "-e", beforeCommit+
-		"^{commit}").CombinedOutput(); err != nil {
-		return "", fmt.Errorf(
-			"this clone lacks the commit of the previous version, %s; fetch the whole history with git fetch --unshallow: %w: %s",
-			beforeCommit, err, out)
-	}
-	archive, built := filepath.Join(dir, "source.tar"), filepath.Join(dir, "bin")
-	for _, c := range [][]string{
-		{"git", "-C", root, "archive", "-o", archive, beforeCommit},
-		{"tar", "-x", "-f", archive, "-C", source},
-		{"go", "build", "-C", source, "-trimpath", "-o", built + "/", "./cmd/indexer", "./cmd/worker-shim"},
-	} {
-		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, out)
+	source, bin := filepath.Join(shared, "source"), filepath.Join(shared, "bin")
+	if _, err := os.Stat(source); err != nil {
+		if err := unpackBefore(source); err != nil {
+			return err
 		}
 	}
-	return bin, os.Rename(built, bin)
+	if err := command("go", "build", "-C", source, "-trimpath", "-o", bin+"/", "./cmd/indexer",
+		"./cmd/worker-shim"); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return linkFiles(bin, dir)
 }
 
-func isFolder(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
+// unpackBefore writes the sources of the previous version into a new folder. The folder gets its name at the end, so a
+// folder with this name is complete.
+func unpackBefore(folder string) error {
+	root, err := moduleRoot()
+	if err != nil {
+		return err
+	}
+	if err := command("git", "-C", root, "cat-file", "-e", beforeCommit+"^{commit}"); err != nil {
+		return fmt.Errorf(
+			"this clone lacks the commit of the previous version, %s; fetch the whole history with git fetch --unshallow: %w",
+			beforeCommit, err)
+	}
+	part, archive := folder+".part", folder+".tar"
+	if err := os.RemoveAll(part); err != nil {
+		return err
+	}
+	if err := os.Mkdir(part, 0o700); err != nil {
+		return err
+	}
+	if err := command("git", "-C", root, "archive", "-o", archive, beforeCommit); err != nil {
+		return err
+	}
+	if err := command("tar", "-x", "-f", archive, "-C", part); err != nil {
+		return err
+	}
+	if err := os.Remove(archive); err != nil {
+		return err
+	}
+	return os.Rename(part, folder)
+}
+
+// command runs a program to its end.
+func command(name string, args ...string) error {
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
 }
 
 // dependOnSources reads all source folders of the programs. go test caches a result while the files opened by the test

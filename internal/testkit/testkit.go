@@ -12,9 +12,9 @@ import (
 const Patience = 4 * time.Minute
 
 // Eventually waits until a condition holds, and fails the test after [Patience]. A condition may also return a
-// description of the state; the failure prints the last description. The pauses between checks grow to 50 ms and three
-// times the duration of a check, so that conditions that run programs use less of the processor. Eventually must run in
-// the goroutine of the test.
+// description of the state; the failure prints the last description. The pauses between checks grow to 50 ms plus three
+// times the duration of a check, at most 2 s, so that conditions that run programs use less of the processor.
+// Eventually must run in the goroutine of the test.
 func Eventually[C func() bool | func() (bool, string)](t testing.TB, what string, condition C) {
 	t.Helper()
 	holds, seen := false, ""
@@ -29,8 +29,8 @@ func Eventually[C func() bool | func() (bool, string)](t testing.TB, what string
 	}
 	deadline := time.Now().Add(Patience)
 	for pause, begun := time.Millisecond, time.Now(); !check(); pause, begun = 2*pause, time.Now() {
-		took := 3 * time.Since(begun)
-		if pause = min(max(pause, took), 50*time.Millisecond+took); time.Now().After(deadline) {
+		rest := min(3*time.Since(begun), 2*time.Second)
+		if pause = min(max(pause, rest), 50*time.Millisecond+rest); time.Now().After(deadline) {
 			if seen != "" {
 				seen = "; last seen: " + seen
 			}

@@ -90,8 +90,8 @@ type Query struct {
 	// lists each of them as searched (Answer.Partitions) or not (Answer.Missing).
 	Partitions []events.Partition `json:"partitions,omitzero" msgpack:"partitions,omitempty"`
 
-	// MinSeq lists positions in the log, such as the position of an event that the caller has published. The node
-	// answers after it has applied these events, or at the deadline.
+	// MinSeq lists positions in the log, such as the position of an event that the caller has published. The node waits
+	// until it has applied the log up to these positions. The error is behind if the deadline passes first.
 	MinSeq []PartitionSeq `json:"min_seq,omitempty" msgpack:"min_seq,omitempty"`
 
 	// DeadlineMS is the longest time of the query in milliseconds, for all waits: tokens of a text, MinSeq and other

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -48,11 +49,11 @@ func (d dialer) lookup(host string) ([]net.IPAddr, error) {
 		addrs []net.IPAddr
 		err   error
 	}
-	done := make(chan result, 1)
+	done, resolver := make(chan result, 1), cmp.Or(d.resolver, net.DefaultResolver)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), lookupFor)
 		defer cancel()
-		addrs, err := d.resolver.LookupIPAddr(ctx, host) // joins a lookup of the same name
+		addrs, err := resolver.LookupIPAddr(ctx, host) // joins a lookup of the same name
 		if err == nil && len(addrs) == 0 {
 			err = &net.DNSError{Err: "the name has no address", Name: host, IsNotFound: true}
 		}

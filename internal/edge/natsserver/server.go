@@ -236,7 +236,7 @@ func (o *Options) run(ctx context.Context) (*server.Server, *server.Options, err
 	unhealthy, warn := "", time.After(warnAfter)
 	for {
 		if srv.ReadyForConnections(20 * time.Millisecond) {
-			health := healthz(srv)
+			health := healthz(srv.Healthz)
 			if health.StatusCode == http.StatusOK {
 				return srv, opts, nil
 			}
@@ -314,18 +314,19 @@ func (s *Server) InProcessConn() (net.Conn, error) { return s.current().InProces
 // broken). nats-server then rejects all writes to the stream, even a purge, until a restart. More room on the disk does
 // not help. See [Server.Restart], and [Server.Supervise], which restarts the server when a restart helps.
 func (s *Server) Health() error {
-	health := healthz(s.current())
+	health := healthz(s.current().Healthz)
 	if health.StatusCode == http.StatusOK {
 		return nil
 	}
 	return fmt.Errorf("the NATS server is unhealthy: %s", health.Error)
 }
 
-// healthz checks a server. nats-server looks at its listeners for a millisecond, and reports an internal error if the
-// process was paused in that millisecond. Such a check is repeated.
-func healthz(srv *server.Server) (health *server.HealthStatus) {
+// healthz returns the result of a check of a server. nats-server reports an internal error if it finds no listener
+// within a millisecond. A pause of the process has the same effect. healthz therefore repeats such a check, up to ten
+// checks in all.
+func healthz(check func(*server.HealthzOptions) *server.HealthStatus) (health *server.HealthStatus) {
 	for range 10 {
-		if health = srv.Healthz(&server.HealthzOptions{}); health.StatusCode != http.StatusInternalServerError {
+		if health = check(&server.HealthzOptions{}); health.StatusCode != http.StatusInternalServerError {
 			break
 		}
 	}

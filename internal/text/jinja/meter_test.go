@@ -24,8 +24,8 @@ import (
 	"github.com/kvatlas/kvatlas/internal/testkit"
 )
 
-// TestMain collects garbage less often, because the tests make texts of several MiB. They use a third less processor
-// time.
+// TestMain collects garbage less often. The tests make texts of several MiB, and need a third less processor time this
+// way.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
 	os.Exit(m.Run())
