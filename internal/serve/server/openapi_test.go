@@ -174,19 +174,21 @@ func document(t *testing.T) object {
 		return described
 	}
 	plain("/healthz", "healthz", "The process runs", api.CodeWrongMethod)["security"] = []any{}
-	ready := plain("/readyz", "readyz", "The node is ready; what its answers lack all the same", api.CodeWrongMethod)
+	ready := plain("/readyz", "readyz", "The node is ready; the body lists parts that its answers lack",
+		api.CodeWrongMethod)
 	ready["security"] = []any{}
-	ready["responses"].(object)["503"] = object{"description": "The node is not ready, and why",
+	ready["responses"].(object)["503"] = object{"description": "The node is not ready; the body has the reason",
 		"content": object{"text/plain": object{"schema": object{"type": "string"}}}}
 	metrics := plain("/metrics", "metrics", "For Prometheus", append(common, api.CodeInternal)...)
-	metrics["parameters"] = []any{object{"name": "name[]", "in": "query", "description": "the metrics that are wanted; " +
-		"default all", "schema": object{"type": "array", "items": object{"type": "string"}}}}
+	metrics["parameters"] = []any{object{"name": "name[]", "in": "query", "description": "names of the returned " +
+		"metrics; default all", "schema": object{"type": "array", "items": object{"type": "string"}}}}
 	for _, status := range []string{"500"} { // the library's own text
 		metrics["responses"].(object)[status] = object{"description": "metrics cannot be gathered",
 			"content": object{"text/plain": object{"schema": object{"type": "string"}}}}
 	}
-	watch := plain("/v1/watch", "watch", "Server-sent events: `"+api.EventFleet+"` how all ranks are, and then what has "+
-		"changed, once a second or less often; `"+api.EventCluster+"` the status of all nodes. The data of each is JSON",
+	watch := plain("/v1/watch", "watch", "Server-sent events: `"+api.EventFleet+"` has the state of all ranks, and "+
+		"later the changes, once a second or less often; `"+api.EventCluster+"` has the status of all nodes. The "+
+		"data of each is JSON",
 		append(common, api.CodeBusy)...)
 	s.answer(reflect.TypeFor[api.FleetEvent]())
 	s.answer(reflect.TypeFor[api.ClusterEvent]())
@@ -206,8 +208,8 @@ func document(t *testing.T) object {
 	return object{
 		"openapi": "3.1.0",
 		"info": object{"title": "kvatlas", "version": "1", "description": "Which worker holds how much of a prompt's KV " +
-			"cache, and in which tier. A request has at most " + fmt.Sprint(api.MaxBody) + " bytes. A field that is null " +
-			"is as if it were not there; one that is not known is refused. 64-bit numbers may be text in decimal digits. " +
+			"cache, and in which tier. A request has at most " + fmt.Sprint(api.MaxBody) + " bytes. A null " +
+			"field counts as absent; an unknown field is refused. 64-bit numbers may be text in decimal digits. " +
 			"Answers may have further fields in a later version. The paths of other indexers on the same port are in " +
 			"docs/compatibility.md."},
 		"servers":  []any{object{"url": "/"}},
