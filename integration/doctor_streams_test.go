@@ -63,10 +63,26 @@ func (a *admin) change(stream string, settings map[string]any) {
 	a.call("STREAM.UPDATE."+stream, config)
 }
 
+// publish publishes a message to a stream. The stream must accept it.
 func (a *admin) publish(subject string, bytes int) {
 	a.Helper()
-	if _, err := a.conn.Request(a.ctx, subject, "", make([]byte, bytes)); err != nil {
-		a.Fatal(err)
+	var answer struct{ Error any }
+	r, err := a.conn.Request(a.ctx, subject, "", make([]byte, bytes))
+	if err == nil {
+		err = json.Unmarshal(r.Body, &answer)
+	}
+	if err != nil || answer.Error != nil {
+		a.Fatalf("%s, %d bytes: %v, %v", subject, bytes, err, answer.Error)
+	}
+}
+
+// fill fills a stream to 95 % of its limit, whatever the stream contains.
+func (a *admin) fill(stream, subject string) {
+	a.Helper()
+	info := a.call("STREAM.INFO."+stream, nil)
+	used, limit := info["state"].(map[string]any)["bytes"].(float64), info["config"].(map[string]any)["max_bytes"].(float64)
+	if missing := int(0.95*limit - used); missing > 0 {
+		a.publish(fmt.Sprintf("%s.%d", subject, missing), missing)
 	}
 }
 
@@ -122,13 +138,15 @@ func doctorsStreams(t *testing.T, s *staged) {
 	log, other := jetstream.Names("default").Stream(0), jetstream.Names("default").Stream(1)
 	admin.change(log, map[string]any{"max_msgs_per_subject": 5})
 	admin.change(other, map[string]any{"allow_direct": false, "allow_atomic": false})
-	admin.change("KV_kvatlas_default_snap", map[string]any{"max_bytes": 20_000})
+	const snapshots = "KV_kvatlas_default_snap"
+	admin.change(snapshots, map[string]any{"max_bytes": 200_000})
+	admin.publish("$KV.kvatlas_default_snap.other", 15_000) // snapshots can have any size
 	admin.change("KV_kvatlas_default_workers", map[string]any{"allow_rollup_hdrs": true})
 	s.await(t, []symptom{{"stream_changed", log, "nats stream rm " + log},
 		{"stream_no_direct_gets", other, "restart an indexer"},
 		{"stream_no_batches", other, "restart an indexer"}, {"stream_rollups", "workers", "restart an indexer"},
 		{"bucket_full", "snap", "--snapshot-bytes"}},
-		func() { admin.publish("$KV.kvatlas_default_snap.fill", 19_000) }, args...)
+		func() { admin.fill(snapshots, "$KV.kvatlas_default_snap.fill") }, args...)
 	s.mend(t, args, remedy{[]doctor.Fault{"stream_changed", "stream_no_direct_gets", "stream_no_batches", "stream_rollups",
 		"bucket_full"}, "", func() {
 		for _, node := range nodes {
