@@ -80,7 +80,8 @@ func (a *admin) publish(subject string, bytes int) {
 func (a *admin) fill(stream, subject string) {
 	a.Helper()
 	info := a.call("STREAM.INFO."+stream, nil)
-	used, limit := info["state"].(map[string]any)["bytes"].(float64), info["config"].(map[string]any)["max_bytes"].(float64)
+	used := info["state"].(map[string]any)["bytes"].(float64)
+	limit := info["config"].(map[string]any)["max_bytes"].(float64)
 	if missing := int(0.95*limit - used); missing > 0 {
 		a.publish(fmt.Sprintf("%s.%d", subject, missing), missing)
 	}
