@@ -136,7 +136,10 @@ type Registry struct {
 
 	vigil vigil
 	ends  ends
-	hurry chan struct{} // wakes supervise: a shim has ended its lease
+	hurry chan struct{} // wakes supervise: the bucket or a lease needs attention now
+
+	// stopProbe ends the attempts of a probe when the watch fails: a deleted bucket must be recreated first.
+	stopProbe context.CancelFunc
 }
 
 // New returns a registry without workers. Run fills it.
@@ -159,7 +162,8 @@ func New(cfg Config) *Registry {
 		ended: ended, expired: newExpired(),
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		unclaimed: map[events.RankKey]Worker{}, claims: newClaims(), marks: map[string]uint64{}, kept: map[string]*keptPool{},
-		changed: make(chan struct{}), hurry: make(chan struct{}, 1), vigil: newVigil(),
+		changed: make(chan struct{}), hurry: make(chan struct{}, 1), stopProbe: func() {},
+		vigil: newVigil(),
 		operators: operators{
 			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{}, ended: ended,
 		},
@@ -330,6 +334,8 @@ func (r *Registry) apply(u jetstream.Watched) []func() {
 	if u.Err != nil {
 		r.machine.Broken()
 		r.down = true
+		r.stopProbe()
+		loop.Wake(r.hurry)
 		return []func(){func() { r.logWatch(u.Err) }}
 	}
 	if r.down {
@@ -382,6 +388,9 @@ func (r *Registry) endListing(out *effects) {
 	}
 	out.changed = r.operators.current(r.lost) || out.changed || !r.current
 	r.current, r.listing = true, false
+	if len(r.lost) > 0 {
+		loop.Wake(r.hurry)
+	}
 	clear(r.kept)
 }
 

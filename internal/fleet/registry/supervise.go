@@ -19,13 +19,6 @@ func (r *Registry) supervise(ctx context.Context) {
 	const idle = time.Second
 	swept := r.now()
 	for {
-		if now := r.now(); now-swept >= claimSweep {
-			swept = now
-			r.sweepClaims(ctx)
-			r.sweepJunk(ctx)
-		}
-		r.recreate(ctx)
-		r.endMissing(ctx)
 		r.mu.Lock()
 		every := r.machine.Every()
 		r.mu.Unlock()
@@ -39,12 +32,22 @@ func (r *Registry) supervise(ctx context.Context) {
 		case <-r.hurry:
 		case <-time.After(wait):
 		}
+		if now := r.now(); now-swept >= claimSweep {
+			swept = now
+			r.sweepClaims(ctx)
+			r.sweepJunk(ctx)
+		}
+		r.recreate(ctx)
+		r.endMissing(ctx)
 		if every == 0 {
 			r.sweep(ctx)
 			continue
 		}
 		sent := r.now()
 		probing, cancel := context.WithTimeout(ctx, 2*every)
+		r.mu.Lock()
+		r.stopProbe = cancel
+		r.mu.Unlock()
 		_, err := r.cfg.Bucket.Put(probing, jetstream.ProbeKey, nil)
 		cancel()
 		if err != nil {
