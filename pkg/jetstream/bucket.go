@@ -557,7 +557,7 @@ func (b *Bucket) RecreateIfGone(ctx context.Context, recreate func(context.Conte
 	}
 	if err := recreate(ctx); err != nil {
 		log.Error("the bucket of "+entries+" is gone and cannot be recreated; the creation is retried", "error", err,
-			"what_to_do", "see that NATS has room and quorum, and that this user may create buckets")
+			"what_to_do", "check that NATS has room and quorum, and that this user may create buckets")
 		return
 	}
 	log.Warn("the bucket of " + entries + " was gone; it is recreated")

@@ -54,7 +54,7 @@ func (o *observer) OtherRank(rank events.Rank, skipped bool) {
 
 func (o *observer) LogUnreadable(err error) {
 	o.log.Warn("a rank's last message in the log cannot be read; a new incarnation begins", "worker", o.key, "error",
-		err, "what_to_do", "see that only this worker's shim has a key that may write its events")
+		err, "what_to_do", "check that only this worker's shim has a key that may write its events")
 }
 
 func (o *observer) Refused(err error, first bool) {

@@ -20,7 +20,7 @@ func (m *Member) reportTrouble(err error) {
 	case err != nil && !r.silent && len(r.peers) > 0:
 		r.silent = true
 		m.cfg.Log.Warn("other nodes do not receive the heartbeats of this node, which retries", "error", err, "what_to_do",
-			"see that NATS has room and that more than half of its servers are up; queries are answered meanwhile")
+			"check that NATS has room and that more than half of its servers are up; queries are answered meanwhile")
 	}
 }
 

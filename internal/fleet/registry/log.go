@@ -18,13 +18,13 @@ func (r *Registry) logExpired(of Record) {
 // logEndFailed logs that the end of a lease failed. The node retries.
 func (r *Registry) logEndFailed(key events.RankKey, err error) {
 	r.cfg.Log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err, "what_to_do",
-		"see that NATS answers and has room; it is tried again")
+		"check that NATS answers and has room; it is tried again")
 }
 
 // logUnreadable logs an unreadable record. Nothing is cleared.
 func (r *Registry) logUnreadable(key string, err error) {
 	r.cfg.Log.Warn("a worker's registration cannot be read", "key", key, "error", err, "what_to_do",
-		"give indexers the release that the shims have, or a later one; see that no other program writes to the bucket")
+		"give indexers the release that the shims have, or a later one; check that no other program writes to the bucket")
 }
 
 // logSkipped logs a skipped registration, once for each cause.
@@ -49,7 +49,7 @@ func (r *Registry) logUnused(key events.RankKey, why error) {
 func (r *Registry) logWatch(err error) {
 	if err != nil {
 		r.cfg.Log.Warn("cannot watch worker registrations; no worker is removed until the watch resumes", "error",
-			err, "what_to_do", "see that NATS answers and that more than half of its servers are up")
+			err, "what_to_do", "check that NATS answers and that more than half of its servers are up")
 		return
 	}
 	r.cfg.Log.Info("the registrations of workers are watched again")

@@ -266,7 +266,7 @@ func (f *findings) warnings() (warnings []string) {
 const QuietWarning = "quiet engines: "
 
 // QuietAdvice is the advice about such engines. Without requests, they are normal.
-const QuietAdvice = "nothing, if they had no requests yet; else see that they publish KV-cache events, and that their " +
+const QuietAdvice = "nothing, if they had no requests yet; else check that they publish KV-cache events, and that their " +
 	"shims have the right endpoint, topic or subject"
 
 // RemoteRemedy is the remedy for ranks that publish their events on another host.

@@ -51,7 +51,7 @@ func (l *problems) lines() (lines []string) {
 
 // Remedies for problems of partitions.
 const (
-	seeNATS = "see that the NATS servers run and have a JetStream quorum, and that this node reaches the servers " +
+	seeNATS = "check that the NATS servers run and have a JetStream quorum, and that this node reaches the servers " +
 		"(indexer doctor); the node goes on by itself"
 	seeBehind = "wait while LAG in indexer status falls; if LAG grows, give the node more CPU or start a further node"
 	seeResync = "wait: the shims repeat the missing events; start the shims of the ranks if a shim is gone"

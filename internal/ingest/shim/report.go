@@ -185,9 +185,9 @@ func LogAdvice(err error) string {
 	case errors.Is(err, jetstream.ErrDenied):
 		return "permit this shim's NATS user to publish the worker's events: indexer auth shows the permissions of a shim"
 	case errors.Is(err, jetstream.ErrNotFound):
-		return "see that an indexer runs: it makes the log's streams"
+		return "check that an indexer runs: it makes the log's streams"
 	}
-	return "see that the NATS servers run, have room on their disks and a JetStream quorum: indexer status shows what " +
+	return "check that the NATS servers run, have room on their disks and a JetStream quorum: indexer status shows what " +
 		"is wrong; the events wait here, and then in the engine"
 }
 

@@ -225,7 +225,7 @@ func (f *Source) serve(key events.RankKey, card dynamo.Card, feed <-chan shim.Fr
 		TotalKVBlocks: card.TotalKVBlocks, MaxBatchedTokens: card.MaxBatchedTokens})
 	one.Worker, one.Rank = string(key.Instance), uint32(key.Rank)
 	if f.Source == ZeroMQ {
-		one.QuietAdvice = "see that Dynamo's worker publishes KV-cache events"
+		one.QuietAdvice = "check that Dynamo's worker publishes KV-cache events"
 	}
 	log := f.log.With("worker", key.Instance, "rank", key.Rank)
 	return one.RunRank(f.ctx, f.ctx, f.ns, host.Rank{Config: shim.Config{Feed: feed, Decoder: decoder, Source: again}},

@@ -197,7 +197,7 @@ func (s *Store) send(list []sharedstore.Message) {
 	for i := range list {
 		if err := s.conn.Send(s.subject, "", sharedstore.AppendMessage(nil, &list[i])); err != nil {
 			s.unsent.WarnTo(s.log, "not passed on", "error", err, "what_to_do",
-				"see that the NATS server runs; indexers ask the store meanwhile")
+				"check that the NATS server runs; indexers ask the store meanwhile")
 		}
 	}
 }

@@ -81,7 +81,7 @@ func judgeRecording(f *Facts) (list []Finding) {
 		case s.Failing != "":
 			add(Warning, recordingFailing, where, "recorded requests cannot be stored",
 				fmt.Sprintf("%s; %d bytes wait, %d records were dropped", s.Failing, s.WaitingBytes, s.Dropped),
-				"see that JetStream answers and has room, and that the node's account has the permissions of indexer auth print")
+				"check that JetStream answers and has room, and that the node's account has the permissions of indexer auth print")
 		case s.Dropped > 0:
 			add(Warning, recordingDropped, where, "recorded requests were dropped: the recording has a gap",
 				fmt.Sprintf("%d of %d records since the node's start", s.Dropped, s.Records+s.Dropped),

@@ -45,7 +45,7 @@ func (s *Server) exchangeDigests(ctx context.Context) {
 		if err := s.publishDigest(incarnation, number); err != nil && err.Error() != warned {
 			warned = err.Error()
 			s.log.Warn("the digest for other regions is not published; they report this region as unknown", "error", err,
-				"what_to_do", "see that NATS answers; with an error about models or bytes, reduce --region-digest-bytes")
+				"what_to_do", "check that NATS answers; with an error about models or bytes, reduce --region-digest-bytes")
 		}
 		if !loop.Wait(ctx, max(s.regional.Interval, regionShare*time.Since(begun))) {
 			return

@@ -72,7 +72,7 @@ func (s *Server) regionsStatus() (out *api.RegionsStatus, warnings []string) {
 	}
 	for _, x := range out.Regions {
 		if x.PriceMS != nil && x.State == api.RegionUnknown && now > r.MaxAge {
-			warnings = append(warnings, fmt.Sprintf("the blocks of region %s are unknown: %s; what to do: see that its nodes "+
+			warnings = append(warnings, fmt.Sprintf("the blocks of region %s are unknown: %s; what to do: check that its nodes "+
 				"run with --region %s, and that NATS connects the regions; docs/regions.md", x.Region, x.Reason, x.Region))
 		}
 	}

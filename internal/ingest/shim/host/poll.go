@@ -123,7 +123,7 @@ func (p *enginePoll) runLoads(ctx context.Context, ns *jetstream.Namespace) {
 		}
 		if err != nil && ctx.Err() == nil {
 			failed.WarnTo(p.log, "the engine's load cannot be read or published; choices use the bookings alone", "error",
-				err, "what_to_do", "see that the engine answers at --engine-http, or set --engine-http-load to 0")
+				err, "what_to_do", "check that the engine answers at --engine-http, or set --engine-http-load to 0")
 		}
 	}
 }

@@ -91,7 +91,7 @@ type remoteLease struct {
 
 func (l *remoteLease) LeaseFailed(err error) {
 	l.trouble.WarnTo(l.log, "the lease of a remote rank cannot be renewed", "error", err, "what_to_do",
-		"see that NATS answers")
+		"check that NATS answers")
 }
 
 // keepRemote keeps a remote rank registered while no shim serves it, until ctx ends.

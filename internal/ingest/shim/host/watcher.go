@@ -228,12 +228,12 @@ func (w *watcher) ReplayEnded() { w.replays.Store(true) }
 
 func (w *watcher) SnapshotFailed(err error) {
 	w.snapshotFailed.WarnTo(w.log, "the engine gave no snapshot", "error", err, "what_to_do",
-		"see that the worker answers at the address in Dynamo's discovery; the shim requests the snapshot again")
+		"check that the worker answers at the address in Dynamo's discovery; the shim requests the snapshot again")
 }
 
 func (w *watcher) LogUnreadable(err error) {
 	w.unreadable.WarnTo(w.log, "the rank's last message in the log cannot be read; a new incarnation begins", "error",
-		err, "what_to_do", "see that only this worker's shim has a key that may write its events")
+		err, "what_to_do", "check that only this worker's shim has a key that may write its events")
 }
 
 func (w *watcher) Unserved(why string) {
@@ -424,5 +424,5 @@ func advice(err error, to endpoint) string {
 	case errors.Is(err, zmtp.ErrSilent):
 		return "the server there sends nothing, as HTTP and TLS servers do; " + to.is
 	}
-	return "see that " + to.is
+	return "check that " + to.is
 }
