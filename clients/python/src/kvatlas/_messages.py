@@ -137,6 +137,8 @@ class Query(_Prompted):
 class Prompt(_Prompted):
     """Prompt is a prompt with a counted load."""
 
+    engine_hashes: Iterable[int] | None = None
+    """The engine's own hashes of the prompt's blocks, from the first block on, in place of tokens."""
     sequence_hashes: Iterable[int] | None = None
     """Hashes of the blocks that requests share, one for each whole block; None: computed from tokens or hashes."""
     isl_tokens: int | None = None
@@ -147,8 +149,6 @@ class Prompt(_Prompted):
 class SelectRequest(Prompt):
     """SelectRequest is a request to choose a worker for a prompt."""
 
-    engine_hashes: Iterable[int] | None = None
-    """The engine's own hashes of the prompt's blocks, from the first block on, in place of tokens."""
     prompt: str | None = None
     """The prompt as text, in place of tokens. The indexer needs a source of tokens (docs/text.md)."""
     messages: Iterable[Mapping[str, Any]] | None = None
