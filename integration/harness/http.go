@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/kvatlas/kvatlas/pkg/api"
@@ -58,13 +59,16 @@ type statusError struct {
 func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.status, e.body) }
 
 // HTTPDo sends a request to an indexer's HTTP port, and decodes the answer if into is not nil. HTTPDo repeats the
-// request after a timeout or an error of an unavailable node: a busy machine may cause both.
+// request after a timeout, a closed connection or an error of an unavailable node: a busy machine may cause all three.
+// For example, an indexer closes a connection if its own processor time does not suffice to read the header within the
+// time limit.
 func HTTPDo(addr, method, path string, body, into any) error {
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
 		err := HTTPOnce(addr, method, path, body, into)
 		var refused *statusError
 		var network net.Error
-		late := errors.As(err, &network) && network.Timeout() ||
+		late := errors.As(err, &network) && network.Timeout() || errors.Is(err, io.EOF) ||
+			errors.Is(err, syscall.ECONNRESET) ||
 			errors.As(err, &refused) && (refused.status == http.StatusServiceUnavailable ||
 				refused.status == http.StatusGatewayTimeout)
 		if !late || time.Now().After(deadline) {
