@@ -189,6 +189,13 @@ func TestALostClaim(t *testing.T) {
 	if got := c.lost[claim.Key]; string(got) != string(claim.Value) {
 		t.Errorf("the claim is written into the new bucket as %q", got)
 	}
+	c.observe(jetstream.Watched{Anew: true, Epoch: time.Unix(3, 0)}) // the bucket is gone again before the writes
+	c.observe(jetstream.Watched{Current: true})
+	for _, e := range both {
+		if got := c.lost[e.Key]; string(got) != string(e.Value) {
+			t.Errorf("%s is written into the second new bucket as %q", e.Key, got)
+		}
+	}
 	c.see(c.lease("w", "m")) // the shim is faster than the refill
 	c.serves("w", "m")
 }

@@ -18,7 +18,7 @@ func (r *Registry) logExpired(of Record) {
 // logEndFailed logs that the end of a lease failed. The node retries.
 func (r *Registry) logEndFailed(key events.RankKey, err error) {
 	r.cfg.Log.Warn("a worker that is gone is not cleared yet", "worker", key, "error", err, "what_to_do",
-		"check that NATS answers and has room; it is tried again")
+		"check that NATS answers and has room; the node tries again")
 }
 
 // logUnreadable logs an unreadable record. Nothing is cleared.

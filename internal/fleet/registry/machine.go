@@ -166,8 +166,8 @@ func (m *Machine) gap() time.Duration { return 3 * m.Every() }
 
 // Probed reports an acknowledged write to the bucket that began at sent.
 func (m *Machine) Probed(sent time.Duration) {
-	if m.fresh != nil {
-		return // the watch does not show all yet
+	if m.fresh != nil || m.broken {
+		return // the watch does not show all
 	}
 	if !m.proved || sent-m.confirmed > m.gap() {
 		m.since = sent

@@ -107,8 +107,18 @@ func TestAnUnreadRecordRenewsNothing(t *testing.T) {
 func TestNoLeaseExpiresDuringAnOutage(t *testing.T) {
 	for name, away := range map[string]func(*world){
 		"no acknowledged probe": func(w *world) { w.run(100*time.Second, false) },
-		"the watch is broken":   func(w *world) { w.m.Broken(); w.run(100*time.Second, false) },
-		"the node was paused":   func(w *world) { w.now += 100 * time.Second },
+		"the watch is broken": func(w *world) {
+			w.m.Broken()
+			w.m.Probed(w.now) // the bucket accepts writes meanwhile
+			if due := w.run(100*time.Second, true); len(due) != 0 {
+				t.Errorf("due without a watch: %v", due)
+			}
+			w.m.Resumed()
+			w.m.Anew()
+			w.m.Seen(record("a", 8*time.Second), 1, w.now)
+			w.m.Current()
+		},
+		"the node was paused": func(w *world) { w.now += 100 * time.Second },
 		"probes without a watch": func(w *world) {
 			w.m.Anew()
 			w.run(100*time.Second, true)

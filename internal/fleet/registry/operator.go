@@ -319,10 +319,15 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 		return nil, api.Errorf(api.CodeMalformed, "instance: %v", err)
 	}
 	for {
+		before := r.shown()
 		entry, err := r.cfg.Bucket.Latest(ctx, name)
 		o := &Operator{Version: operatorVersion, Instance: instance}
 		found := err == nil
 		switch {
+		case errors.Is(err, jetstream.ErrNotFound) && entry.Revision == 0:
+			// The record was never written, or the bucket was deleted: a deletion leaves a mark.
+			o = r.operatorBefore(instance)
+			found = !o.empty()
 		case errors.Is(err, jetstream.ErrNotFound):
 		case err != nil:
 			return nil, err
@@ -356,7 +361,10 @@ func (r *Registry) Edit(ctx context.Context, instance events.WorkerID,
 		if err != nil {
 			return nil, err
 		}
-		if err := r.await(ctx, revision); err != nil {
+		if revision == entry.Revision { // nothing was written
+			before = shown{}
+		}
+		if err := r.await(ctx, revision, before); err != nil {
 			return nil, err
 		}
 		w, _ := r.Registered(instance)
@@ -375,14 +383,29 @@ func (r *Registry) operatorBefore(instance events.WorkerID) *Operator {
 	return &Operator{Version: operatorVersion, Instance: instance}
 }
 
-// await waits until the watch has shown a revision, or ctx is done.
-func (r *Registry) await(ctx context.Context, revision uint64) error {
+// shown is what the watch has shown: everything up to a revision of the bucket that was created at epoch.
+type shown struct {
+	epoch    time.Time
+	revision uint64
+}
+
+func (r *Registry) shown() shown {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return shown{r.epoch, r.heard}
+}
+
+// await waits until the watch has shown a revision, or ctx is done. before was shown before the revision was written: a
+// revision that is not later is in a new bucket. The zero before permits any bucket.
+func (r *Registry) await(ctx context.Context, revision uint64, before shown) error {
 	const again = 50 * time.Millisecond // a value that was written twice may cause no change
 	for {
 		r.mu.Lock()
-		shown, changed := r.heard >= revision, r.changed
+		changed := r.changed
+		anew := before == (shown{}) || revision > before.revision || !r.epoch.Equal(before.epoch)
+		there := anew && r.heard >= revision
 		r.mu.Unlock()
-		if shown {
+		if there {
 			return nil
 		}
 		select {

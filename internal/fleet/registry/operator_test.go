@@ -148,6 +148,8 @@ func TestOperatorsAndShims(t *testing.T) {
 	s.seen(key, api.WorkerDraining, "a fan is loud")
 	s.admin("DELETE")
 	<-s.mended
+	_, err = s.nodes[1].Change(s.ctx, &api.WorkerChange{Instance: "w", Drain: &yes}) // keeps the reason
+	s.must(err)
 	s.until("the record is in the new bucket", func() bool {
 		_, err := s.bucket.Latest(s.ctx, name)
 		return err == nil
@@ -518,4 +520,28 @@ func FuzzOperator(f *testing.F) {
 			t.Fatalf("%+v became %+v, %v", o, again, err)
 		}
 	})
+}
+
+// TestAwaitANewBucket: a write into a new bucket is shown by the watch of the new bucket, although the old bucket had
+// later revisions.
+func TestAwaitANewBucket(t *testing.T) {
+	r := New(Config{})
+	see := func(epoch int64, revision uint64) {
+		r.apply(jetstream.Watched{Anew: true, Epoch: time.Unix(epoch, 0), Current: true, Entries: []jetstream.Entry{
+			{Key: jetstream.ProbeKey, Revision: revision}}})
+	}
+	see(1, 20)
+	before := r.shown()
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.await(done, 3, before); code(err) != api.CodeUnavailable {
+		t.Errorf("a write into a new bucket is shown by the watch of the old bucket: %v", err)
+	}
+	if err := r.await(t.Context(), 20, shown{}); err != nil {
+		t.Error(err)
+	}
+	see(2, 3)
+	if err := r.await(t.Context(), 3, before); err != nil {
+		t.Error(err)
+	}
 }

@@ -136,10 +136,11 @@ type Registry struct {
 
 	vigil vigil
 	ends  ends
-	hurry chan struct{} // wakes supervise: the bucket or a lease needs attention now
 
-	// stopProbe ends the attempts of a probe when the watch fails: a deleted bucket must be recreated first.
-	stopProbe context.CancelFunc
+	// hurry wakes supervise: the watch has failed, records of a lost bucket wait, or a shim has ended its lease.
+	hurry chan struct{}
+
+	interrupt context.CancelFunc // ends a pass of supervise over the bucket; guarded by mu
 }
 
 // New returns a registry without workers. Run fills it.
@@ -162,8 +163,7 @@ func New(cfg Config) *Registry {
 		ended: ended, expired: newExpired(),
 		cfg: cfg, start: time.Now(), machine: NewMachine(), workers: map[events.RankKey]Worker{},
 		unclaimed: map[events.RankKey]Worker{}, claims: newClaims(), marks: map[string]uint64{}, kept: map[string]*keptPool{},
-		changed: make(chan struct{}), hurry: make(chan struct{}, 1), stopProbe: func() {},
-		vigil: newVigil(),
+		changed: make(chan struct{}), hurry: make(chan struct{}, 1), interrupt: func() {}, vigil: newVigil(),
 		operators: operators{
 			known: map[events.WorkerID]*Operator{}, texts: map[events.WorkerID][]byte{}, ended: ended,
 		},
@@ -334,7 +334,7 @@ func (r *Registry) apply(u jetstream.Watched) []func() {
 	if u.Err != nil {
 		r.machine.Broken()
 		r.down = true
-		r.stopProbe()
+		r.interrupt()
 		loop.Wake(r.hurry)
 		return []func(){func() { r.logWatch(u.Err) }}
 	}
@@ -363,7 +363,13 @@ func (r *Registry) apply(u jetstream.Watched) []func() {
 func (r *Registry) beginListing(epoch time.Time) {
 	r.machine.Anew()
 	if !r.epoch.IsZero() && !r.epoch.Equal(epoch) && r.current {
+		earlier := r.lost // not written into the previous bucket
 		r.lost = r.all()
+		for name, text := range earlier {
+			if r.lost[name] == nil {
+				r.lost[name] = text
+			}
+		}
 	}
 	r.epoch, r.listing, r.heard = epoch, true, 0
 	r.operators.fresh = map[events.WorkerID]bool{}

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -331,4 +332,16 @@ func must[T any](v T, err error) T {
 		panic(err)
 	}
 	return v
+}
+
+// TestAFailedWatchInterruptsThePass: a write into a deleted bucket does not delay the bucket's recreation.
+func TestAFailedWatchInterruptsThePass(t *testing.T) {
+	r := New(Config{})
+	pass, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.interrupt = cancel
+	r.apply(jetstream.Watched{Err: errors.New("stream not found")})
+	if pass.Err() == nil || len(r.hurry) != 1 {
+		t.Errorf("the pass: %v, %d wake-ups", pass.Err(), len(r.hurry))
+	}
 }

@@ -219,7 +219,7 @@ func (f *findings) engineProblems() (problems []string) {
 		what, does string
 	}{
 		{f.silent, "do not answer their shims; they keep the credit for their last blocks, as they may still hold them",
-			"see whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
+			"check whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
 				"if they do not go on; a shim with --engine-gone-after clears them by itself"},
 		{f.gone, "have been gone for long: their blocks in device and host memory are cleared",
 			"start them again, or stop their shims too"},

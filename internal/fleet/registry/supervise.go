@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -13,64 +14,77 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// supervise probes the bucket and ends expired leases until ctx is done. A probe waits for no end: after a longer
-// silence than the leases permit, all ages would restart.
+// supervise recreates a deleted bucket, probes the bucket and ends expired leases until ctx is done. A probe waits for
+// no end: after a longer silence than the leases permit, all ages would restart. The failure of the watch interrupts a
+// pass over the bucket, because a deleted bucket must be recreated first.
 func (r *Registry) supervise(ctx context.Context) {
 	const idle = time.Second
 	swept := r.now()
 	for {
-		r.mu.Lock()
-		every := r.machine.Every()
-		r.mu.Unlock()
-		wait := every
-		if every == 0 {
-			wait = idle
-		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.hurry:
-		case <-time.After(wait):
-		}
-		if now := r.now(); now-swept >= claimSweep {
-			swept = now
-			r.sweepClaims(ctx)
-			r.sweepJunk(ctx)
+		case <-time.After(cmp.Or(r.every(), idle)):
 		}
 		r.recreate(ctx)
-		r.endMissing(ctx)
-		if every == 0 {
-			r.sweep(ctx)
+		passing, cancel := context.WithCancel(ctx)
+		r.mu.Lock()
+		down := r.down
+		r.interrupt = cancel
+		r.mu.Unlock()
+		if !down {
+			if now := r.now(); now-swept >= claimSweep {
+				swept = now
+				r.sweepClaims(passing)
+				r.sweepJunk(passing)
+			}
+			r.endMissing(ctx)
+			if r.endDue(ctx, passing) {
+				r.sweep(passing)
+			}
+		}
+		cancel()
+	}
+}
+
+// every is the interval of probes; 0 without leases.
+func (r *Registry) every() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.machine.Every()
+}
+
+// endDue probes the bucket and queues the ends of expired leases. A queued end has the context ctx, and the probe has
+// the context probing. The result is false after a failed probe.
+func (r *Registry) endDue(ctx, probing context.Context) bool {
+	every := r.every()
+	if every == 0 {
+		return true
+	}
+	sent := r.now()
+	probing, cancel := context.WithTimeout(probing, 2*every)
+	defer cancel()
+	if _, err := r.cfg.Bucket.Put(probing, jetstream.ProbeKey, nil); err != nil {
+		return false // the missing probe is enough
+	}
+	r.mu.Lock()
+	r.machine.Probed(sent)
+	due := r.machine.Due(r.now(), func(key events.RankKey) bool {
+		w, _ := r.leased(key)
+		return r.cfg.Mine(w.Partition)
+	})
+	r.mu.Unlock()
+	for _, d := range due {
+		if d.Unread {
+			r.mu.Lock()
+			r.leave(d)
+			r.mu.Unlock()
 			continue
 		}
-		sent := r.now()
-		probing, cancel := context.WithTimeout(ctx, 2*every)
-		r.mu.Lock()
-		r.stopProbe = cancel
-		r.mu.Unlock()
-		_, err := r.cfg.Bucket.Put(probing, jetstream.ProbeKey, nil)
-		cancel()
-		if err != nil {
-			continue // the missing probe is enough
-		}
-		r.mu.Lock()
-		r.machine.Probed(sent)
-		due := r.machine.Due(r.now(), func(key events.RankKey) bool {
-			w, _ := r.leased(key)
-			return r.cfg.Mine(w.Partition)
-		})
-		r.mu.Unlock()
-		for _, d := range due {
-			if d.Unread {
-				r.mu.Lock()
-				r.leave(d)
-				r.mu.Unlock()
-				continue
-			}
-			r.endLater(ctx, d, r.end)
-		}
-		r.sweep(ctx)
+		r.endLater(ctx, d, r.end)
 	}
+	return true
 }
 
 // endLater queues the end of a lease, and reports a failure.
@@ -131,7 +145,9 @@ func (r *Registry) recreate(ctx context.Context) {
 		})
 	}
 	_ = all.Wait()
-	r.cfg.Log.Info("registrations of the bucket that was gone are written again", "workers", int(written.Load()))
+	if n := int(written.Load()); n > 0 {
+		r.cfg.Log.Info("registrations of the bucket that was gone are written again", "workers", n)
+	}
 }
 
 // endMissing ends the leases of records that disappeared without a mark, after a live shim would have written again. A
