@@ -81,7 +81,7 @@ func (o *observer) StateChanged(s shim.State) {
 	case api.EngineSilent:
 		o.log.Warn("a registered engine is silent", "worker", o.key, "since", s.Since.UTC().Format(time.RFC3339),
 			"why", s.Why, "what_to_do",
-			"see whether the engine's process hangs or is stopped, and whether the host is reachable; restart the "+
+			"check whether the engine's process hangs or is stopped, and whether the host is reachable; restart the "+
 				"engine if it does not go on")
 	case api.EngineGone:
 		o.log.Warn("a registered engine is gone; the blocks in device and host memory are cleared", "worker", o.key,

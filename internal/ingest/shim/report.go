@@ -187,7 +187,7 @@ func LogAdvice(err error) string {
 	case errors.Is(err, jetstream.ErrNotFound):
 		return "check that an indexer runs: it makes the log's streams"
 	}
-	return "check that the NATS servers run, have room on their disks and a JetStream quorum: indexer status shows what " +
+	return "check that the NATS servers run, and have room on their disks and a JetStream quorum: indexer status shows what " +
 		"is wrong; the events wait here, and then in the engine"
 }
 

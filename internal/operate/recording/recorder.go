@@ -236,7 +236,7 @@ func (r *Recorder) failing(err error) {
 	switch {
 	case err != nil && was == nil:
 		r.cfg.Log.Warn("recorded requests cannot be stored; they wait, and are dropped when the queue is full", "error", err,
-			"queue_bytes", queueBytes, "what_to_do", "check that JetStream answers and has room; `indexer record status`")
+			"queue_bytes", queueBytes, "what_to_do", "check that JetStream answers and has room; indexer record status shows the state")
 	case err == nil && was != nil:
 		r.cfg.Log.Info("recorded requests are stored again", "dropped", r.dropped.Load())
 	}

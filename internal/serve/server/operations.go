@@ -216,7 +216,7 @@ func (s *Server) complete(status *api.Status) *api.Status {
 	status.Regions, status.Warnings = regional, append(status.Warnings, warnings...)
 	if r := status.Recording; r != nil && r.Failing != "" {
 		status.Problems = append(status.Problems, fmt.Sprintf("recorded requests cannot be stored: %s; %d were dropped; "+
-			"what to do: check that JetStream answers and has room; indexer record status", r.Failing, r.Dropped))
+			"what to do: check that JetStream answers and has room; indexer record status shows the state", r.Failing, r.Dropped))
 	}
 	return status
 }

@@ -140,7 +140,8 @@ class Prompt(_Prompted):
     engine_hashes: Iterable[int] | None = None
     """The engine's own hashes of the prompt's blocks, from the first block on, in place of tokens."""
     sequence_hashes: Iterable[int] | None = None
-    """Hashes of the blocks that requests share, one for each whole block; None: computed from tokens or hashes."""
+    """Hashes of the blocks that requests share, one for each whole block; None: computed from tokens, hashes
+    or engine_hashes."""
     isl_tokens: int | None = None
     """Length of the prompt in tokens; None: the length of tokens, or of the hashes' whole blocks."""
 

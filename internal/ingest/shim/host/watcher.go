@@ -197,7 +197,7 @@ func (w *watcher) Disconnected(endpoint string, err error) {
 		again = "the engine dials the shim after a restart"
 	}
 	w.log.Warn("the engine's connection has ended", "endpoint", endpoint, "error", err, "what_to_do",
-		"see whether the engine runs; "+again)
+		"check whether the engine runs; "+again)
 }
 
 func (w *watcher) Failed(endpoint string, err error) {
