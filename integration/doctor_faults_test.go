@@ -148,7 +148,12 @@ func doctorsSources(t *testing.T, s *staged) {
 	args := []string{"--nats", x.NATS}
 	s.await(t, []symptom{{"source_silent", "for store " + silent.Addr(), "a master without writes"},
 		{"source_unreachable", "for store " + absent.Addr(), "publishes events at --engine"}}, nil, args...)
-	s.mend(t, args, remedy{[]doctor.Fault{"source_silent"}, silent.Addr(), func() { silent.Put("an object") }},
+	s.mend(t, args, remedy{[]doctor.Fault{"source_silent"}, silent.Addr(), func() {
+		if err := silent.WaitSubscribers(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		silent.Put("an object")
+	}},
 		remedy{[]doctor.Fault{"source_unreachable"}, absent.Addr(), func() {
 			if _, err := absent.Publish(t.Context(), unheard); err != nil {
 				t.Fatal(err)

@@ -96,7 +96,12 @@ func TestQuietSources(t *testing.T) {
 		"a Mooncake master": {
 			args:  []string{"--source", "mooncake", "--engine", endpoint, "--master", silent.Addr()},
 			shown: "for store " + silent.Addr(), finding: "source_silent", source: true,
-			speak: func() { silent.Put("something") }},
+			speak: func() {
+				if err := silent.WaitSubscribers(ctx, 1); err != nil {
+					t.Fatal(err)
+				}
+				silent.Put("something")
+			}},
 		"a Mooncake master without events": {
 			args: []string{"--source", "mooncake", "--engine", later, "--master", absent.Addr()},
 			log:  "the source is not reached", shown: "for store " + absent.Addr(), finding: "source_unreachable", source: true,

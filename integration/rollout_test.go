@@ -114,6 +114,10 @@ func (r *rollout) request(ctx context.Context, node string, prompt []uint32) err
 		return err
 	}
 	q.Close = true // a connection for every request
+	address := strings.TrimPrefix(chosen.Endpoint, "http://")
+	r.mu.Lock()
+	end, dead := r.dead[address] // a successor may serve at the address before the answer
+	r.mu.Unlock()
 	answer, err := http.DefaultClient.Do(q)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,10 +126,12 @@ func (r *rollout) request(ctx context.Context, node string, prompt []uint32) err
 		r.served++
 		return nil
 	}
-	end, is := r.dead[strings.TrimPrefix(chosen.Endpoint, "http://")]
+	if !dead {
+		end, dead = r.dead[address]
+	}
 	switch {
 	case ctx.Err() != nil:
-	case !is:
+	case !dead:
 		return fmt.Errorf("%s lives: %w", chosen.Worker, err)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		r.refused++

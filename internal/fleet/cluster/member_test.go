@@ -397,8 +397,11 @@ func TestLostBucketOfNodes(t *testing.T) {
 	mu.Unlock()
 	admin := func(verb string) {
 		t.Helper()
-		_, err := conn.Request(ctx, "$JS.API.STREAM."+verb+".KV_"+bucket.Name(), "", nil)
+		r, err := conn.Request(ctx, "$JS.API.STREAM."+verb+".KV_"+bucket.Name(), "", nil)
 		must(err)
+		if !strings.Contains(string(r.Body), `"success":true`) {
+			t.Fatalf("%s: %s", verb, r.Body)
+		}
 	}
 	for what, lose := range map[string]func(){
 		"deleted": func() {

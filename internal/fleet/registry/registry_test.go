@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -146,8 +147,11 @@ func (s *site) shim(name string, lease time.Duration) (end func()) {
 
 func (s *site) admin(verb string) {
 	s.Helper()
-	_, err := s.conn.Request(s.ctx, "$JS.API.STREAM."+verb+".KV_"+s.bucket.Name(), "", nil)
+	r, err := s.conn.Request(s.ctx, "$JS.API.STREAM."+verb+".KV_"+s.bucket.Name(), "", nil)
 	s.must(err)
+	if !strings.Contains(string(r.Body), `"success":true`) {
+		s.Fatalf("%s: %s", verb, r.Body)
+	}
 }
 
 func (s *site) until(what string, ok func() bool) {
