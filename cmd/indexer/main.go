@@ -19,7 +19,7 @@ func main() { os.Exit(cli.Main(rootCommand())) }
 func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "indexer",
-		Short: "The durable, exact index of where KV cache lies in a fleet of LLM inference workers",
+		Short: "The durable, exact index of KV cache in a fleet of LLM inference workers",
 		Long: `indexer keeps an index of the blocks of prompts at inference workers, from the events of engines, and answers
 queries over NATS and HTTP.
 
