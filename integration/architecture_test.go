@@ -238,8 +238,8 @@ func TestArrowsPointDown(t *testing.T) {
 	}
 }
 
-// TestShimIsSmall checks the dependencies of worker-shim, which runs beside every engine. It must not link a NATS
-// server, gRPC or templates, which would double its size: a program with text/template keeps all methods of all types.
+// TestShimIsSmall checks the dependencies of worker-shim, which runs beside every engine. A NATS server, gRPC or
+// templates would double the program's size: a program with text/template keeps all methods of all types.
 // The measured program has cgo, and is 0.3 % larger than that of a release.
 func TestShimIsSmall(t *testing.T) {
 	t.Parallel()

@@ -76,7 +76,7 @@ func (a *admin) publish(subject string, bytes int) {
 	}
 }
 
-// fill fills a stream to 95 % of its limit, whatever the stream contains.
+// fill publishes a message that fills a stream to 95 % of its limit.
 func (a *admin) fill(stream, subject string) {
 	a.Helper()
 	info := a.call("STREAM.INFO."+stream, nil)
@@ -141,7 +141,7 @@ func doctorsStreams(t *testing.T, s *staged) {
 	admin.change(other, map[string]any{"allow_direct": false, "allow_atomic": false})
 	const snapshots = "KV_kvatlas_default_snap"
 	admin.change(snapshots, map[string]any{"max_bytes": 200_000})
-	admin.publish("$KV.kvatlas_default_snap.other", 15_000) // as large snapshots
+	admin.publish("$KV.kvatlas_default_snap.other", 15_000) // in place of large snapshots
 	admin.change("KV_kvatlas_default_workers", map[string]any{"allow_rollup_hdrs": true})
 	s.await(t, []symptom{{"stream_changed", log, "nats stream rm " + log},
 		{"stream_no_direct_gets", other, "restart an indexer"},

@@ -44,8 +44,8 @@ func (h *holder) depth(prompt []uint32) (n uint32) {
 }
 
 // TestAnyNodeAnswersForAll runs three nodes with a part of the partitions each, with the least rights. All nodes'
-// answers, over NATS and HTTP, must be equal to the twin's. After the kill of a node, an answer may be incomplete. It
-// is marked as such, until the other nodes have taken over.
+// answers, over NATS and HTTP, must be equal to the twin's. After the kill of a node, an answer may be incomplete.
+// Such an answer is marked. All answers are complete after the other nodes have taken over.
 func TestAnyNodeAnswersForAll(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

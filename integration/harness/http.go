@@ -16,17 +16,23 @@ import (
 	"github.com/kvatlas/kvatlas/pkg/events"
 )
 
-// Request sends a request with a JSON body, or without a body for GET. A query is repeated after a timeout or a closed
-// connection, because the machine may have been paused. A server closes a connection without a request after seconds.
+// Request sends a request with a JSON body, or without a body for GET. A query is repeated while the machine is [busy].
 func Request(base, method, path, body string) (status int, reply string, err error) {
 	question := method == "GET" || path == "/v1/find" || strings.HasPrefix(path, "/query")
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
 		status, reply, err = callOnce(base, method, path, body)
-		late := status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout || errors.Is(err, io.EOF)
-		if !late || !question || time.Now().After(deadline) {
+		if !busy(status, err) || !question || time.Now().After(deadline) {
 			return status, reply, err
 		}
 	}
+}
+
+// busy reports whether a busy or paused machine may be the reason of a failure: a timeout, a status of an unavailable
+// node, or a closed connection. An indexer closes a connection at the time limit of a request's header.
+func busy(status int, err error) bool {
+	var network net.Error
+	return status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout ||
+		errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.As(err, &network) && network.Timeout()
 }
 
 func callOnce(base, method, path, body string) (status int, reply string, err error) {
@@ -59,19 +65,16 @@ type statusError struct {
 func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.status, e.body) }
 
 // HTTPDo sends a request to an indexer's HTTP port, and decodes the answer if into is not nil. HTTPDo repeats the
-// request after a timeout, a closed connection or an error of an unavailable node: a busy machine may cause all three.
-// For example, an indexer closes a connection if its own processor time does not suffice to read the header within the
-// time limit.
+// request while the machine is [busy].
 func HTTPDo(addr, method, path string, body, into any) error {
 	for deadline := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
 		err := HTTPOnce(addr, method, path, body, into)
+		status := 0
 		var refused *statusError
-		var network net.Error
-		late := errors.As(err, &network) && network.Timeout() || errors.Is(err, io.EOF) ||
-			errors.Is(err, syscall.ECONNRESET) ||
-			errors.As(err, &refused) && (refused.status == http.StatusServiceUnavailable ||
-				refused.status == http.StatusGatewayTimeout)
-		if !late || time.Now().After(deadline) {
+		if errors.As(err, &refused) {
+			status = refused.status
+		}
+		if !busy(status, err) || time.Now().After(deadline) {
 			return err
 		}
 	}

@@ -447,6 +447,6 @@ func explain(line string) []any {
 		return nil
 	}
 	return []any{"means", "the server ended before it saved the state of this stream, as after kill -9 or a " +
-		"power failure; it reads the stream's files instead, which takes a moment and loses nothing",
+		"power failure; the server reads the stream's files instead, which takes a moment and loses nothing",
 		"what_to_do", "nothing"}
 }

@@ -218,7 +218,7 @@ func (f *findings) engineProblems() (problems []string) {
 		ranks      []string
 		what, does string
 	}{
-		{f.silent, "do not answer their shims; they keep the credit for their last blocks, as they may still hold them",
+		{f.silent, "do not answer their shims; their last blocks keep the credit, because the engines may still hold the blocks",
 			"check whether their processes hang or are stopped and whether their hosts can be reached, and restart them " +
 				"if they do not go on; a shim with --engine-gone-after clears them by itself"},
 		{f.gone, "have been gone for long: their blocks in device and host memory are cleared",

@@ -143,8 +143,8 @@ func (p *enginePoll) wantedRanks() (list []events.RankKey) {
 	return list
 }
 
-// reportsOf returns the reports of the ranks of this process. The load of an engine with one rank is of the only rank,
-// whatever its number is.
+// reportsOf returns the reports of the ranks of this process. An engine with one rank reports the load of that
+// rank. The engine's number of the rank has no effect then.
 func reportsOf(kind string, ranks []events.RankKey, loads []enginehttp.Load) (list []events.EngineLoad) {
 	for _, key := range ranks {
 		i := slices.IndexFunc(loads, func(l enginehttp.Load) bool { return l.Rank == uint32(key.Rank) })
